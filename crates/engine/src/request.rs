@@ -37,7 +37,7 @@ pub struct RequestStats {
     /// Rows computed over all layers and passes, but for those of the last pass that any method computes / (layers × document
     /// tokens): what the answer cost beside a full prefill. Layers that run in full count, and so does a first pass of the question.
     pub charged_ratio: f64,
-    /// Layers at which every document token was computed.
+    /// Layers at which every document token was computed, but for those whose cached keys and values are exact.
     pub full_layers: usize,
     /// Tokens of the prompt that attention has before it when the first token is chosen, at every layer: what a method
     /// keeps or retrieves.
@@ -211,7 +211,8 @@ impl RequestStats {
         }
         let rows: usize = document_rows.iter().sum();
         let possible = documents * document_rows.len();
-        let full = document_rows.iter().filter(|rows| documents > 0 && **rows == documents);
+        let is_full = |rows: &&usize| **rows > 0 && **rows + prefill.exact_tokens >= documents;
+        let full = document_rows.iter().filter(is_full);
         RequestStats {
             device: engine.decoder().device().name(),
             prompt_tokens: prompt.len(),

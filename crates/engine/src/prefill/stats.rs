@@ -19,7 +19,9 @@ pub(crate) struct PrefillStats {
     pub(crate) final_rows: Vec<u32>,
     /// Positions that were read from the cache at one layer at least.
     pub(crate) cached_tokens: usize,
-    /// Those among them of parts that were prefilled for this request.
+    /// Document tokens whose cached keys and values are exact.
+    pub(crate) exact_tokens: usize,
+    /// Those of `cached_tokens` of parts that were prefilled for this request.
     pub(crate) prefilled_tokens: usize,
     /// First tokens of the prompt that came out of the prefix cache.
     pub(crate) prefix_tokens: usize,

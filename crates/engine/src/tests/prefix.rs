@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use refrain_eviction::Eviction;
 use refrain_fusion::{
     A3, CacheBlend, Drift, FusionMethod, LegoLink, METHODS, Pie, ProphetKv, SamKv, Vanilla,
 };
@@ -58,6 +59,25 @@ fn no_token_of_the_exact_chunk_is_recomputed() {
     }
     let chosen = |engine| prefill(engine, &prompt, &A3 { ratio: 1.0, ..A3::default() }, prompt.len());
     assert!(chosen(&engine).stats.final_rows.contains(&first.start), "without the prefix it is chosen");
+}
+
+/// Layers that a method computes in full leave an exact chunk out, and are full all the same.
+#[test]
+fn full_layers_do_not_compute_an_exact_chunk() {
+    let engine = tiny_engine("llama", exact(Dtype::F16));
+    let prompt = random_prompt(&engine, 7, &[60, 80, 40], 9, 3);
+    let behind = engine.behind(&prompt.system).unwrap();
+    for method in [shared(A3::default()), shared(CacheBlend::default())] {
+        let rows = |engine| {
+            let stats = prefill(engine, &prompt, &method, prompt.len()).stats;
+            (stats.document_rows[..2].to_vec(), stats.exact_tokens)
+        };
+        assert_eq!(rows(&engine), (vec![180, 180], 0), "{method:?}");
+        assert_eq!(rows(&behind), (vec![120, 120], 60), "{method:?}");
+        let account = behind.measure(&prompt, &method, Eviction::full()).unwrap();
+        assert_eq!(account.full_layers, 2, "{method:?}");
+    }
+    assert_eq!(behind.measure(&prompt, &shared(Pie), Eviction::full()).unwrap().full_layers, 0);
 }
 
 #[test]
