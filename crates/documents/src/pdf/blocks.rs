@@ -351,3 +351,16 @@ impl Block {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The time for a line does not grow with the word that it goes on with: that of all would be minutes.
+    #[test]
+    fn a_word_of_many_lines_is_not_looked_up_whole() {
+        let (words, mut text) = (Words(HashSet::new()), "a-".to_owned());
+        (0..300_000).for_each(|_| words.join(&mut text, "a-"));
+        assert_eq!((text.len(), text.trim_matches('a')), (300_002, "-"));
+    }
+}
