@@ -293,4 +293,8 @@ fn a_model_in_several_files_is_opened_by_its_first() {
     folder.write("renamed.gguf", split_file(0, 3));
     let renamed = Gguf::open(&folder.path().join("renamed.gguf")).unwrap_err().to_string();
     assert!(renamed.contains("-00001-of-00003.gguf"), "{renamed}");
+    let far = tiny_gguf("llama").raw("split.no", 4, &u32::MAX.to_le_bytes());
+    folder.write("far.gguf", far.raw("split.count", 4, &2u32.to_le_bytes()).build());
+    let far = Gguf::open(&folder.path().join("far.gguf")).unwrap_err().to_string();
+    assert!(far.contains("is part 4294967295 of 2"), "{far}");
 }

@@ -448,6 +448,7 @@ fn bad_tokenizer_files_are_errors() {
         ),
         (set("/added_tokens", json!([added(0, "<s>"), added(0, "<b>")])), "the id 0"),
         (set("/added_tokens", json!([added(1, "<s>")])), "two ids"),
+        (set("/added_tokens", json!([added(u32::MAX, "<far>")])), "the id 4294967295"),
         (
             set("/normalizer", json!({"type": "Precompiled", "precompiled_charsmap": "AA=="})),
             "'Precompiled' is not supported",
