@@ -20,7 +20,9 @@ use refrain_eval::{MachineInfo, Matrix, ModelInfo, Record, RunInfo, RunOptions, 
 use serde_json::json;
 
 use crate::args::{self, PrefixArg};
-use crate::output::{self, Exit, Fail, SOME_FAILED, age, count, json_path, print, print_json, seconds};
+use crate::output::{
+    self, Exit, Fail, SOME_FAILED, age, count, json_path, json_paths, print, print_json, seconds,
+};
 use crate::settings::{Context, prefix_hash};
 use crate::table::Table;
 use crate::{machine, methods};
@@ -392,7 +394,7 @@ pub(crate) fn report(context: &Context, args: &args::EvalReport) -> Result<()> {
     }
     let written = write_report(args.out.as_deref().unwrap_or(&args.run), &about, &records)?;
     if context.json {
-        let files: Vec<String> = written.iter().map(|path| json_path(path)).collect();
+        let files = json_paths(&written);
         return print_json(&json!({ "run": json_path(&args.run), "answers": records.len(), "files": files }));
     }
     print(&written.iter().map(|path| format!("{}\n", tilde(path))).collect::<String>())

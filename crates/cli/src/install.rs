@@ -11,7 +11,7 @@ use clap_mangen::roff::{Roff, bold, roman};
 use serde_json::json;
 
 use crate::args;
-use crate::output::{json_path, print, print_json};
+use crate::output::{json_paths, print, print_json};
 use crate::settings::Context;
 
 /// Where things are unless options say otherwise, for the manual page of the whole program.
@@ -45,8 +45,7 @@ pub(crate) fn man(context: &Context, args: &args::Man) -> Result<()> {
     let pages = write_pages(folder)
         .with_context(|| format!("cannot write the manual pages into {}", folder.display()))?;
     if context.json {
-        let pages: Vec<String> = pages.iter().map(|page| json_path(page)).collect();
-        return print_json(&json!({ "pages": pages }));
+        return print_json(&json!({ "pages": json_paths(&pages) }));
     }
     let lines: Vec<String> = pages.iter().map(|page| format!("{}\n", page.display())).collect();
     print(&lines.concat())

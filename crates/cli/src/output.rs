@@ -1,7 +1,7 @@
 //! Printing: standard output that may be a broken pipe, errors with hints, progress bars, colours, quantities.
 
 use std::io::{self, BufRead, ErrorKind, IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -151,6 +151,11 @@ pub(crate) fn print_json(value: &impl Serialize) -> Result<()> {
 /// A path as JSON has it, whose strings are Unicode: other bytes are replaced.
 pub(crate) fn json_path(path: &Path) -> String {
     path.to_string_lossy().into_owned()
+}
+
+/// [`json_path`] of each.
+pub(crate) fn json_paths(paths: &[PathBuf]) -> Vec<String> {
+    paths.iter().map(|path| json_path(path)).collect()
 }
 
 /// Asks before `number` things are removed, where somebody can answer. Where nobody can, what was named is removed, and `all` only with

@@ -23,7 +23,7 @@ use self::front::{choose, failed, front, nearest, table};
 use crate::args;
 use crate::documents::{Documents, read_documents};
 use crate::eval::{MEMORY, about, show, variants, write_report};
-use crate::output::{Fail, count, json_path, print, print_json, warn};
+use crate::output::{Fail, count, json_path, json_paths, print, print_json, warn};
 use crate::settings::Context;
 use refrain::folders::tilde;
 use refrain::{TunedFile, tuned_path};
@@ -126,7 +126,7 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
     file.write(&path)?;
     let report = write_report(&folder, &about, &records)?;
     if context.json {
-        let report: Vec<String> = report.iter().map(|path| json_path(path)).collect();
+        let report = json_paths(&report);
         return print_json(
             &json!({ "file": json_path(&path), "choice": file, "front": rows, "report": report, "failures": failures }),
         );

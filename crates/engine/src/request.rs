@@ -265,6 +265,11 @@ impl RequestStats {
         }
     }
 
+    /// Those of `cached_tokens` that earlier requests had left.
+    pub fn found_tokens(&self) -> usize {
+        self.cached_tokens - self.prefilled_tokens
+    }
+
     /// Counts what the cache holds now.
     pub(crate) fn count_cache(&mut self, engine: &Engine, sequence: &SequenceCache, eviction: &Eviction) {
         let cache = &sequence.cache;

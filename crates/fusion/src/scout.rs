@@ -89,9 +89,6 @@ impl Scout {
     ) -> Result<Box<dyn Pass>> {
         let layout = &inputs.layout;
         layout.check()?;
-        if layout.reusable() == 0 {
-            return Ok(planned(PassPlan::new(layout.required_tokens())));
-        }
         let layers = layers_between(self.from, self.to, layout.layers);
         if layout.count_for_charge(self.charge, 0, layers.start + 1) == 0 {
             return Ok(planned(PassPlan::new(layout.required_tokens())));
@@ -142,12 +139,12 @@ impl FusionMethod for Scout {
     }
 
     fn max_rows(&self, layout: &PromptLayout) -> usize {
-        // The layers that can choose are known to the pass alone: the fewest leave the most tokens, the most are the dearest.
+        // The layers that can choose are known to the pass alone: the fewest leave the most tokens, and a probe of all is the dearest.
         let probed = layers_between(self.from, self.to, layout.layers).start + 1;
-        let (count, fewest) = (|probed| layout.count_for_charge(self.charge, 0, probed), layout.layers);
-        match layout.probe_is_dearer(layout.layers, count(fewest)) {
+        let most = layout.count_for_charge(self.charge, 0, probed);
+        match layout.probe_is_dearer(layout.layers, most) {
             true => layout.full_tokens().len(),
-            false => layout.required_tokens().len() + count(probed),
+            false => layout.required_tokens().len() + most,
         }
     }
 }

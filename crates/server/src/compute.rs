@@ -13,7 +13,7 @@ use refrain::engine::{Advance, DecodeWorkspace, GenerateRequest};
 use tracing::info_span;
 
 use crate::api_error::ApiError;
-use crate::job::{Event, GenerateJob, Job, aborted};
+use crate::job::{Event, GenerateJob, Job};
 use crate::queue::{QueuedJob, Shared};
 use crate::running::{Client, RunningIngest, RunningPrefill, RunningSequence, emit_token, finish, step};
 use crate::shares::Shares;
@@ -94,10 +94,9 @@ impl Compute {
 
     /// Ends prefills and ingests whose client has disconnected or whose time is over, wherever they stand, so that others have their room.
     fn drop_over(&mut self) {
-        let prefills = std::mem::take(&mut self.prefills).into_iter();
-        self.prefills = prefills.filter(|running| !self.is_over(&running.client)).collect();
-        let ingests = std::mem::take(&mut self.ingests).into_iter();
-        self.ingests = ingests.filter(|running| !self.is_over(&running.client)).collect();
+        let shared = &self.shared;
+        self.prefills.retain(|running| !running.client.is_over(shared));
+        self.ingests.retain(|running| !running.client.is_over(shared));
     }
 
     /// Takes jobs from the queue as far as there is room; waits for one where nothing is under way.
@@ -246,17 +245,6 @@ impl Compute {
             Err(_) => running.client.fail(ApiError::internal(&"a computation panicked")),
         }
         Some(true)
-    }
-
-    /// Whether a request's work is to end: its client has disconnected, its time is over, or the server aborts.
-    fn is_over(&self, client: &Client) -> bool {
-        let late = client.deadline <= Instant::now() || self.shared.is_aborted();
-        if !late && !client.events.is_closed() {
-            return false;
-        }
-        self.shared.metrics.cancelled.inc();
-        let _ = client.events.send(aborted(client.deadline));
-        true
     }
 
     /// Whether a key without a running answer has a short prompt under way.

@@ -375,7 +375,7 @@ impl Metrics {
         self.prompt_tokens.inc_by(stats.prompt_tokens as u64);
         self.cache_queries.inc_by(stats.prompt_tokens as u64);
         self.cache_hits.inc_by(stats.prefix_tokens as u64);
-        self.cached_tokens.inc_by((stats.cached_tokens - stats.prefilled_tokens) as u64);
+        self.cached_tokens.inc_by(stats.found_tokens() as u64);
         self.recomputed_tokens.inc_by(stats.recomputed_tokens as u64);
         self.prefilled_chunks.inc_by(stats.prefilled_chunks as u64);
         self.unfetched_chunks.inc_by(stats.unfetched_chunks as u64);

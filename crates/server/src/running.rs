@@ -30,6 +30,17 @@ impl Client {
     pub(crate) fn fail(&self, error: ApiError) {
         let _ = self.events.send(Event::Failed(error));
     }
+
+    /// Whether the request's work is to end, which it is told: its client has disconnected, its time is over, or the server aborts.
+    pub(crate) fn is_over(&self, shared: &Shared) -> bool {
+        let late = self.deadline <= Instant::now() || shared.is_aborted();
+        if !late && !self.events.is_closed() {
+            return false;
+        }
+        shared.metrics.cancelled.inc();
+        let _ = self.events.send(aborted(self.deadline));
+        true
+    }
 }
 
 /// A prompt that is being computed.

@@ -41,7 +41,7 @@ impl Corpus {
     fn draw(&self, rng: &mut ChaCha8Rng) -> u32 {
         let u = uniform(rng);
         let chunk = match &self.draw {
-            // Where all chunks are hot none is drawn otherwise.
+            // All chunks are hot, and each is drawn as often as any other.
             Draw::TwoLevel { few, .. } if *few == self.chunks => (u * *few as f64) as u64,
             Draw::TwoLevel { few, hot } if u < *hot => (u / hot * *few as f64) as u64,
             Draw::TwoLevel { few, hot } => {

@@ -91,7 +91,7 @@ pub(crate) fn run(context: &Context, args: &args::Decode) -> Result<()> {
         .collect();
     let about =
         PolicySetup::new(context, &engine, &method.spec, (prompt.len(), args.policies.tokens), args.runs);
-    // What was measured is told even if the file cannot be written.
+    // The measurements are printed even if the file cannot be written.
     let written = write_csv(&args.policies, &charts(&rows));
     if context.json {
         print_json(&json!({ "about": about, "results": rows }))?;

@@ -69,7 +69,7 @@ pub(crate) fn run(context: &Context, args: &args::Memory) -> Result<()> {
         bar.inc(1);
     }
     bar.finish_and_clear();
-    // What was measured is told even if the file cannot be written.
+    // The measurements are printed even if the file cannot be written.
     let written = write_csv(&args.policies, &charts(&rows));
     if context.json {
         print_json(&json!({ "about": about, "results": rows }))?;

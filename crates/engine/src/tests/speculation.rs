@@ -7,25 +7,39 @@ use super::*;
 use crate::step_cost::StepCost;
 use crate::{Answer, GenerateRequest, Instructions, Sampling, Sequence, StructuredOutput, decode_step};
 
-/// An answer with the likelihoods of its tokens, and how many steps it took.
-fn answer(engine: &Engine, prompt: &Prompt, request: &GenerateRequest) -> (Answer, Vec<u32>, usize) {
-    let mut prefill = engine.prefill(prompt, request.clone()).unwrap();
+/// An answer whose tokens `note` is told of, and how many steps it took.
+fn decoded(
+    engine: &Engine,
+    prompt: &Prompt,
+    request: GenerateRequest,
+    note: &mut dyn FnMut(crate::TokenEvent<'_>),
+) -> (Answer, usize) {
+    let mut prefill = engine.prefill(prompt, request).unwrap();
     while prefill.advance().unwrap() != crate::Advance::Done {}
     let mut sequence: Sequence = prefill.finish().unwrap();
-    let (mut likely, mut steps, mut workspace) = (Vec::new(), 0, DecodeWorkspace::default());
+    let (mut steps, mut workspace) = (0, DecodeWorkspace::default());
+    let mut stream = |event: crate::TokenEvent<'_>| {
+        note(event);
+        true
+    };
     loop {
-        let mut note = |event: crate::TokenEvent<'_>| {
-            likely.extend(event.logprobs.map(|logprobs| logprobs.logprob.to_bits()));
-            true
-        };
-        if let Some(finish) = sequence.push_tokens(&mut note) {
-            return (sequence.finish(finish, &mut |_| true), likely, steps);
+        if let Some(finish) = sequence.push_tokens(&mut stream) {
+            return (sequence.finish(finish, &mut |_| true), steps);
         }
         // The measured cost of steps, and with it the number of proposals, depends on the machine.
         workspace.cost = StepCost::default();
         decode_step(&mut [&mut sequence], &mut workspace).unwrap();
         steps += 1;
     }
+}
+
+/// An answer with the likelihoods of its tokens, and how many steps it took.
+fn answer(engine: &Engine, prompt: &Prompt, request: &GenerateRequest) -> (Answer, Vec<u32>, usize) {
+    let mut likely = Vec::new();
+    let (answer, steps) = decoded(engine, prompt, request.clone(), &mut |event| {
+        likely.extend(event.logprobs.map(|logprobs| logprobs.logprob.to_bits()));
+    });
+    (answer, likely, steps)
 }
 
 fn request(method: &str, sampling: Sampling, speculative_tokens: usize) -> GenerateRequest {
@@ -87,29 +101,12 @@ fn what_was_chosen_behind_a_stop_text_is_not_counted() {
     let engine = engine(&tiny("llama"), exact(Dtype::F16));
     let prompt = random_prompt(&engine, 20, &[70, 90], 25, 5);
     let held = |sampling: &Sampling, speculative_tokens| {
-        let mut prefill =
-            engine.prefill(&prompt, request("vanilla", sampling.clone(), speculative_tokens)).unwrap();
-        while prefill.advance().unwrap() != crate::Advance::Done {}
-        let mut sequence: Sequence = prefill.finish().unwrap();
-        let (mut retained, mut workspace, mut steps) = (Vec::new(), DecodeWorkspace::default(), 0);
-        loop {
-            let mut note = |event: crate::TokenEvent<'_>| {
-                retained.extend(event.token.map(|_| event.retained));
-                true
-            };
-            if let Some(finish) = sequence.push_tokens(&mut note) {
-                let stats = sequence.finish(finish, &mut |_| true).stats;
-                return (
-                    finish,
-                    retained,
-                    (stats.retained_tokens, stats.kv_bytes_held, stats.kv_bytes_full),
-                    steps,
-                );
-            }
-            workspace.cost = StepCost::default();
-            decode_step(&mut [&mut sequence], &mut workspace).unwrap();
-            steps += 1;
-        }
+        let mut retained = Vec::new();
+        let request = request("vanilla", sampling.clone(), speculative_tokens);
+        let (Answer { finish, stats, .. }, steps) = decoded(&engine, &prompt, request, &mut |event| {
+            retained.extend(event.token.map(|_| event.retained));
+        });
+        (finish, retained, (stats.retained_tokens, stats.kv_bytes_held, stats.kv_bytes_full), steps)
     };
     // The model says one token over and over.
     let sampling = Sampling { max_tokens: 60, logit_bias: [(9, 100.0)].into(), ..Sampling::default() };

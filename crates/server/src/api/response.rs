@@ -361,9 +361,7 @@ impl Usage {
             prompt_tokens,
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
-            prompt_tokens_details: PromptTokensDetails {
-                cached_tokens: answer.stats.cached_tokens - answer.stats.prefilled_tokens,
-            },
+            prompt_tokens_details: PromptTokensDetails { cached_tokens: answer.stats.found_tokens() },
         }
     }
 

@@ -103,7 +103,7 @@ impl ResponseUsage {
             input_tokens,
             input_tokens_details: InputTokensDetails {
                 cache_write_tokens: 0,
-                cached_tokens: answer.stats.cached_tokens - answer.stats.prefilled_tokens,
+                cached_tokens: answer.stats.found_tokens(),
             },
             output_tokens,
             output_tokens_details: OutputTokensDetails { reasoning_tokens: 0 },
