@@ -196,7 +196,7 @@ bench-ttft: build ## Time to first token of every method on the smallest model (
 	$(REFRAIN) pull $(MODEL)
 	$(REFRAIN) bench ttft --model $(MODEL) $(BENCH_TTFT_ARGS)
 
-eval-small: build ## Quality of all fusion methods on small models (EVAL_DATA=folder, EVAL_TIME_BUDGET=45m, LARGE=1 for 1.5B); run again to go on
+eval-small: build ## Quality of nine fusion methods on small models (EVAL_DATA=folder, EVAL_TIME_BUDGET=45m, LARGE=1 for 1.5B); run again to go on
 	@[ -d '$(EVAL_DATA)' ] || { echo 'eval-small: give the data, EVAL_DATA=FOLDER (refrain eval fetch says where it comes from)' >&2; exit 1; }
 	@for model in $(EVAL_MODELS); do $(REFRAIN) pull "$$model" || exit 1; done
 	$(REFRAIN) eval run examples/eval/small.toml --on $(subst $(SPACE),$(COMMA),$(EVAL_MODELS)) --data '$(EVAL_DATA)' \
