@@ -40,7 +40,7 @@ MODELS ?= $(or $(REFRAIN_MODELS),$(HOME)/.cache/refrain/models)
 GOLDEN_MODELS ?= smollm2-135m qwen2.5-coder-0.5b
 GOLDEN_FILES ?= $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf $(MODELS)/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf
 
-.PHONY: help setup build demo test test-python wheel book scale scale-test scale-figures scale-check check check-deploy bench bench-ttft eval-small load fuzz golden job-test crash cuda package clean
+.PHONY: help setup build demo test test-aarch64 test-python wheel book scale scale-test scale-figures scale-check check check-deploy bench bench-ttft eval-small load fuzz golden job-test crash cuda package clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +84,9 @@ test: setup ## Run all tests, the engine's on the reference device, on emulated 
 	REFRAIN_TEST_DEVICE=reference engine; \
 	$(if $(EMULATED),REFRAIN_TEST_DEVICE=cuda engine;) \
 	for isa in $(TEST_ISAS); do REFRAIN_CPU=$$isa engine; done
+
+test-aarch64: ## Test the kernels for 64-bit Arm, under QEMU on other machines (Debian: qemu-user, gcc-aarch64-linux-gnu, libc6-dev-arm64-cross)
+	@tools/test-aarch64
 
 # The Python module as its wheel lays it out, built with what tests were built with.
 PYTHON_MODULE := $(or $(CARGO_TARGET_DIR),target)/python

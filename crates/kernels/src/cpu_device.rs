@@ -43,9 +43,9 @@ impl Device for Cpu {
     }
 
     fn rows_together(&self, width: usize) -> usize {
-        // Parts of a prompt are nearly equal. With 1,024 rows at most, or more, each has above 512: with fewer, some attention would go segment after
+        // Parts of a prompt are nearly equal. With 1,025 rows at most, or more, each has above 512: with fewer, some attention would go segment after
         // segment, and round otherwise than with more threads.
-        (PART_BYTES / (4 * width.max(1))).max(BLOCK_ROWS * Cpu::threads(self).max(2))
+        (PART_BYTES / (4 * width.max(1))).max(BLOCK_ROWS * Cpu::threads(self).max(2) + 1)
     }
 
     fn beside(&self) -> Arc<dyn Device> {

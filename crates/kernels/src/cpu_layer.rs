@@ -86,8 +86,8 @@ impl Cpu {
         if rows < MIN_ROWS_PER_THREAD * threads {
             return even_parts(rows, SHARED_ROWS).for_each(f);
         }
-        let each = block_rows(rows, widest, threads);
-        self.parallel(rows.div_ceil(each), &|b| f(b * each..((b + 1) * each).min(rows)));
+        let blocks = row_blocks(rows, widest, threads);
+        self.parallel(blocks, &|b| f(b * rows / blocks..(b + 1) * rows / blocks));
     }
 
     /// x += post(input · Wᵀ + b)
@@ -184,15 +184,16 @@ pub(crate) fn even_parts(rows: usize, most: usize) -> impl Iterator<Item = Range
     (0..rows).step_by(each).map(move |first| first..(first + each).min(rows))
 }
 
-/// Rows of each block, of equal ones as many as the threads share out evenly.
-fn block_rows(rows: usize, widest: usize, threads: usize) -> usize {
+/// Number of blocks of rows: as many as the threads share out evenly. Their rows differ by one at most, so that none is so small that other products would
+/// compute it.
+fn row_blocks(rows: usize, widest: usize, threads: usize) -> usize {
     let most = (BLOCK_BYTES / (4 * widest.max(1))).clamp(MIN_ROWS_PER_THREAD, BLOCK_ROWS);
-    rows.div_ceil(rows.div_ceil(most).next_multiple_of(threads))
+    rows.div_ceil(most).next_multiple_of(threads)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{SHARED_ROWS, block_rows, even_parts};
+    use super::{MIN_ROWS_PER_THREAD, SHARED_ROWS, even_parts, row_blocks};
 
     #[test]
     fn no_part_of_many_rows_has_few() {
@@ -209,12 +210,14 @@ mod tests {
     #[test]
     fn blocks_are_equal_and_small_where_the_network_is_wide() {
         // Two blocks of a prompt of 350 rows; 4,096 rows in blocks of a thread's cache.
-        assert_eq!((block_rows(350, 1536, 2), block_rows(4096, 1536, 2)), (175, 512));
+        assert_eq!((row_blocks(350, 1536, 2), row_blocks(4096, 1536, 2)), (2, 8));
         // 18,944 floats a row are 75 KiB: 128 rows at least. 8,960 are 35 KiB: 175 rows would be 6 MiB.
-        assert_eq!((block_rows(4096, 18_944, 2), block_rows(4096, 8960, 2)), (128, 171));
-        for (rows, threads) in [(256, 2), (999, 3), (4097, 16)] {
-            let each = block_rows(rows, 4864, threads);
-            assert!(each <= 323 && rows.div_ceil(each).is_multiple_of(threads), "{rows}, {threads}: {each}");
+        assert_eq!((row_blocks(4096, 18_944, 2), row_blocks(4096, 8960, 2)), (32, 24));
+        // Blocks of 65 rows would leave two of 4,097 to the last.
+        for (rows, threads) in [(256, 2), (999, 3), (4097, 16), (4097, 32), (8193, 64)] {
+            let blocks = row_blocks(rows, 12_288, threads);
+            assert!(blocks.is_multiple_of(threads), "{rows}, {threads}: {blocks}");
+            assert!(rows / blocks >= MIN_ROWS_PER_THREAD / 2, "{rows}, {threads}: {blocks}");
         }
     }
 }

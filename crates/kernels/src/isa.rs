@@ -6,6 +6,8 @@ use std::sync::OnceLock;
 
 #[cfg(target_arch = "x86_64")]
 use crate::simd::Avx512;
+#[cfg(target_arch = "aarch64")]
+use crate::simd::Neon;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::features::{Avx2, Features};
 use crate::simd::{Level, Portable};
@@ -19,6 +21,10 @@ const VARIABLE: &str = "REFRAIN_CPU";
 pub enum Isa {
     /// Plain Rust.
     Portable,
+    /// NEON, on every 64-bit Arm processor.
+    Neon,
+    /// [`Isa::Neon`] with dot products of bytes (`sdot`).
+    NeonDotprod,
     /// AVX2, FMA and F16C.
     Avx2,
     /// [`Isa::Avx2`] with VNNI of 256 bits for products of bytes: AVX-VNNI, or that of AVX-512.
@@ -35,13 +41,24 @@ pub enum Isa {
 
 impl Isa {
     /// All instruction sets, those of newer machines last.
-    pub const ALL: [Isa; 7] =
-        [Isa::Portable, Isa::Avx2, Isa::Avx2Vnni, Isa::Avx512, Isa::Avx512Vnni, Isa::Avx512Bf16, Isa::Amx];
+    pub const ALL: [Isa; 9] = [
+        Isa::Portable,
+        Isa::Neon,
+        Isa::NeonDotprod,
+        Isa::Avx2,
+        Isa::Avx2Vnni,
+        Isa::Avx512,
+        Isa::Avx512Vnni,
+        Isa::Avx512Bf16,
+        Isa::Amx,
+    ];
 
     /// The name that [`FromStr`] reads and that `REFRAIN_CPU` takes.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Portable => "portable",
+            Isa::Neon => "neon",
+            Isa::NeonDotprod => "neondotprod",
             Isa::Avx2 => "avx2",
             Isa::Avx2Vnni => "avx2vnni",
             Isa::Avx512 => "avx512",
@@ -76,7 +93,7 @@ impl Isa {
     /// The best set of this machine.
     fn best() -> Isa {
         let dots = if slow_dots() { Isa::Avx512Vnni } else { Isa::Avx512Bf16 };
-        [Isa::Amx, dots, Isa::Avx512Vnni, Isa::Avx512, Isa::Avx2Vnni, Isa::Avx2]
+        [Isa::Amx, dots, Isa::Avx512Vnni, Isa::Avx512, Isa::Avx2Vnni, Isa::Avx2, Isa::NeonDotprod, Isa::Neon]
             .into_iter()
             .find(|isa| isa.available())
             .unwrap_or(Isa::Portable)
@@ -92,6 +109,7 @@ impl Isa {
     pub(crate) fn level(self) -> Option<Level> {
         Some(match self {
             Isa::Portable => Level::Portable(Portable),
+            Isa::Neon | Isa::NeonDotprod => return None,
             Isa::Avx2 => Level::Avx2(Avx2::detect()?),
             Isa::Avx2Vnni => Level::Avx2(Avx2::detect()?.with_vnni()?),
             Isa::Avx512 => Level::Avx512(Avx512::widening(Features::detect()?)),
@@ -106,7 +124,18 @@ impl Isa {
     }
 
     /// Entry into kernels with this set, if this machine has it.
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    pub(crate) fn level(self) -> Option<Level> {
+        match self {
+            Isa::Portable => Some(Level::Portable(Portable)),
+            Isa::Neon => Some(Level::Neon(Neon::base())),
+            Isa::NeonDotprod => Neon::with_dot_products().map(Level::Neon),
+            _ => None,
+        }
+    }
+
+    /// Entry into kernels with this set, if this machine has it.
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     pub(crate) fn level(self) -> Option<Level> {
         (self == Isa::Portable).then_some(Level::Portable(Portable))
     }
@@ -210,6 +239,8 @@ mod tests {
         match LAST_RUN.get() {
             None => "none",
             Some(Level::Portable(_)) => "portable",
+            #[cfg(target_arch = "aarch64")]
+            Some(Level::Neon(_)) => "neon",
             #[cfg(target_arch = "x86_64")]
             Some(Level::Avx2(_)) => "avx2",
             #[cfg(target_arch = "x86_64")]
@@ -246,7 +277,9 @@ mod tests {
     /// The variable is read once a process, so that this program runs again.
     #[test]
     fn every_function_without_a_cpu_runs_the_set_that_is_asked_for() {
-        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| isa.available()) {
+        for isa in
+            [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| isa.available())
+        {
             let mut command = Command::new(std::env::current_exe().unwrap());
             command.args(["--exact", "isa::tests::sets_of_this_process", "--nocapture", "--test-threads=1"]);
             let output = command.env(VARIABLE, isa.name()).env(PRINT, "1").output().unwrap();
@@ -266,6 +299,7 @@ mod tests {
             let narrow = matches!(level, Level::Avx2(avx2) if avx2.vnni().is_some());
             let fits = match isa {
                 Isa::Portable | Isa::Avx2 => has.is_none() && !narrow,
+                Isa::Neon | Isa::NeonDotprod => false,
                 Isa::Avx2Vnni => has.is_none() && narrow,
                 Isa::Avx512 => has == Some((false, false, false)),
                 Isa::Avx512Vnni => matches!(has, Some((true, _, false))),

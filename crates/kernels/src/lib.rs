@@ -3,9 +3,10 @@
 //! [`Device`] is all that is ever done to a tensor. The CPU's kernels take slices and sizes, never a tensor object. All arithmetic accumulates in `f32`.
 //!
 //! **In `f32` the result of a row never depends on how many other rows are computed with it**: every path of a product
-//! or an attention (matrix, vector, tail) sums each output element in the same order. In `bf16` it may depend on whether
-//! an attention has 16 rows, and with quantised blocks, with AMX, or of 8 bits with AVX-512 without VNNI, also on whether a product has more than 4, where
-//! other kernels begin; [`Device::batch_invariant`] rules the latter out.
+//! or an attention (matrix, vector, tail) sums each output element in the same order. Keys and values must be finite for that: a value that
+//! a row does not see is multiplied by a weight of 0 where another row of its block sees it. In `bf16` and with 8 bits a row may depend on where other
+//! kernels begin: of an attention at 8 queries a KV head, at 16 rows and at 512 queries over many keys; of a product with quantised blocks at more than 4
+//! rows, with AMX, in plain Rust, or of 8 bits with AVX-512 without VNNI. [`Device::batch_invariant`] rules out the last.
 //!
 //! Modules build on one another in this order: memory (`pages`, `scratch`, `disjoint`), threads (`pool`), instruction
 //! sets (`simd`, `isa`), both together (`cpu`), stored numbers (`convert`, `dequantize`, `buffer`, `host_bytes`, `floats`), kernels

@@ -33,11 +33,29 @@ pub(crate) fn to_write(from: *const u8, bytes: usize) {
 
 #[inline(always)]
 fn each_line<const HINT: i32>(from: *const u8, bytes: usize) {
+    #[cfg(target_arch = "aarch64")]
+    for line in (0..bytes).step_by(64) {
+        macro_rules! prefetch {
+            ($kind:literal) => {
+                // SAFETY: every 64-bit Arm processor has the instruction, and it accesses nothing.
+                unsafe {
+                    std::arch::asm!(concat!("prfm ", $kind, ", [{}]"), in(reg) from.wrapping_add(line),
+                                    options(readonly, nostack, preserves_flags));
+                }
+            };
+        }
+        // The standard library's intrinsic is not stable.
+        match HINT {
+            READ => prefetch!("pldl1keep"),
+            READ_LATER => prefetch!("pldl2keep"),
+            _ => prefetch!("pstl1keep"),
+        }
+    }
     #[cfg(target_arch = "x86_64")]
     for line in (0..bytes).step_by(64) {
         // SAFETY: every x86-64 processor has the instruction, and it accesses nothing.
         unsafe { std::arch::x86_64::_mm_prefetch::<HINT>(from.wrapping_add(line).cast()) };
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = (from, bytes);
 }

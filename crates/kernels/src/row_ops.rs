@@ -83,7 +83,7 @@ pub fn max_assign(row: &mut [f16], other: &[f16]) {
 }
 
 /// The index of the smallest value among those whose position is below `before`; of equal values, the index of the largest
-/// position. None if no position is below `before`.
+/// position. A NaN is never the smallest. None if no position is below `before`, or all of their values are NaN.
 ///
 /// # Panics
 /// If the lengths differ.

@@ -71,6 +71,11 @@ impl Cpu {
         let AttentionOutputs { mut lse, mut mass, noise } = outputs;
         assert!(lse.as_ref().is_none_or(|lse| lse.len() == a.visible.len() * a.heads), "lse is rows × heads");
         assert!(mass.is_none() || lse.is_some(), "mass is asked for with lse");
+        if let Some(mass) = &mass {
+            let slots = mass.len() / a.kv_heads;
+            let last = a.visible.iter().map(|seen| seen.1 as usize).max().unwrap_or(0);
+            assert!(mass.len() == slots * a.kv_heads && last <= slots, "mass is kv_heads × slots");
+        }
         noise.iter().for_each(|noise| noise.check(a));
         let fused = self.sums_pairs(a, noise);
         let shared = lse.as_deref_mut().map(DisjointMut::new);

@@ -32,7 +32,7 @@ pub struct Attention<'a> {
     pub visible: &'a [(u32, u32)],
     /// Factor of the dot products before softmax.
     pub scale: f32,
-    /// With [`Precision::F32`] a row's result does not depend on the other rows. With another precision, queries, keys,
+    /// With [`Precision::F32`] a row's result does not depend on the other rows, as long as keys and values are finite. With another precision, queries, keys,
     /// values and probabilities may be rounded to `bf16` (AMX and `vdpbf16ps` round them), and the numbers of rows and of keys may choose the
     /// kernel: fewer than 16 rows, or some rows over many keys, are not computed as others are. Sums are in `f32` in any case.
     pub precision: Precision,

@@ -319,11 +319,7 @@ fn round<S: Simd>(simd: S, precision: Precision, x: &[f32], dst: &mut [u32]) {
 #[inline(always)]
 fn interleave(rows: &[u32], steps: usize, dst: &mut [u32], width: usize) {
     let n = rows.len() / steps;
-    #[cfg(target_arch = "x86_64")]
     let transposed = if n == QUAD { steps / QUAD * QUAD } else { 0 };
-    #[cfg(not(target_arch = "x86_64"))]
-    let transposed = 0;
-    #[cfg(target_arch = "x86_64")]
     if transposed > 0 {
         assert!(dst.len() >= (steps - 1) * width + QUAD);
         for first in (0..transposed).step_by(QUAD) {
@@ -344,17 +340,28 @@ fn interleave(rows: &[u32], steps: usize, dst: &mut [u32], width: usize) {
 ///
 /// # Safety
 /// `src` and `dst` must be valid for four rows of four words.
-#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn transpose_quad(src: *const u32, from: usize, dst: *mut u32, to: usize) {
+    #[cfg(target_arch = "x86_64")]
     use std::arch::x86_64::*;
     // SAFETY: pointers as the caller vouches for; SSE2 is part of x86-64.
+    #[cfg(target_arch = "x86_64")]
     unsafe {
         let mut r: [__m128; QUAD] = std::array::from_fn(|i| _mm_loadu_ps(src.add(i * from).cast()));
         let [a, b, c, d] = &mut r;
         _MM_TRANSPOSE4_PS(a, b, c, d);
         for (i, r) in r.into_iter().enumerate() {
             _mm_storeu_ps(dst.add(i * to).cast(), r);
+        }
+    }
+    // SAFETY: pointers as the caller vouches for.
+    #[cfg(not(target_arch = "x86_64"))]
+    unsafe {
+        // Rows are read first and columns written whole, so that both become vectors.
+        let r: [[u32; QUAD]; QUAD] =
+            std::array::from_fn(|i| src.add(i * from).cast::<[u32; QUAD]>().read_unaligned());
+        for i in 0..QUAD {
+            dst.add(i * to).cast::<[u32; QUAD]>().write_unaligned(r.map(|row| row[i]));
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Kernels that are generic over vectors, and entering them with an instruction set enabled.
 
+#[cfg(target_arch = "aarch64")]
+use super::neon::Neon;
 use super::portable::Portable;
 use super::vector::Simd;
 #[cfg(target_arch = "x86_64")]
@@ -15,7 +17,10 @@ use super::{
 pub(crate) trait Kernel: Sized {
     /// Whether the kernel rounds to pairs of `bf16` or multiplies them. AVX-512 with BF16 differs from AVX-512 in nothing else, so that the
     /// other kernels are compiled once for both.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "other CPUs have one set"))]
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        expect(dead_code, reason = "pairs take no instructions of their own on other CPUs")
+    )]
     const PAIRS: bool = false;
     type Output;
     fn run<S: Simd>(self, simd: S) -> Self::Output;
@@ -50,6 +55,9 @@ pub(crate) trait Kernel: Sized {
 pub(crate) enum Level {
     /// Plain Rust.
     Portable(Portable),
+    /// NEON, which is part of the target.
+    #[cfg(target_arch = "aarch64")]
+    Neon(Neon),
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
@@ -74,6 +82,8 @@ impl Level {
         LAST_RUN.set(Some(self));
         match self {
             Level::Portable(simd) => kernel.run(simd),
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon(simd) => kernel.run(simd),
             // SAFETY: the token proves the features that the method enables.
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(simd) => unsafe { kernel.run_avx2(simd) },

@@ -14,6 +14,8 @@ mod elem;
 pub(crate) mod features;
 mod level;
 mod microkernel;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod pair_tiles;
 mod portable;
@@ -26,6 +28,8 @@ pub(crate) use elem::{Elem, load_part, store_part};
 #[cfg(test)]
 pub(crate) use level::LAST_RUN;
 pub(crate) use level::{Kernel, Level};
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::Neon;
 pub(crate) use portable::Portable;
 pub(crate) use tile::{KEYS, PANEL, STRIP, Tile, strip_width};
 pub(crate) use vector::Simd;

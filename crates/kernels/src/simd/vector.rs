@@ -41,6 +41,13 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
         None
     }
 
+    /// NEON, if the set includes it.
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    fn neon(self) -> Option<super::Neon> {
+        None
+    }
+
     fn splat(self, x: f32) -> Self::F;
     unsafe fn load(self, p: *const f32) -> Self::F;
     unsafe fn store(self, p: *mut f32, v: Self::F);

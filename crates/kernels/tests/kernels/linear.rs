@@ -167,7 +167,7 @@ fn many_rows_go_in_several_rounds() {
 /// Whether products of blocks of more than four rows are products of bytes, too.
 fn multiplies_bytes(cpu: &Cpu, four_bits: bool) -> bool {
     match cpu.isa() {
-        Isa::Avx2 | Isa::Avx2Vnni | Isa::Avx512Vnni | Isa::Avx512Bf16 => true,
+        Isa::Neon | Isa::NeonDotprod | Isa::Avx2 | Isa::Avx2Vnni | Isa::Avx512Vnni | Isa::Avx512Bf16 => true,
         Isa::Avx512 => four_bits,
         _ => false,
     }

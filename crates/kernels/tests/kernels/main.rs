@@ -7,6 +7,7 @@ mod isa;
 mod linear;
 mod ops;
 mod pool;
+mod same_bits;
 mod weights;
 
 use refrain_kernels::{Buffer, Cpu, Dtype, Isa};

@@ -3,7 +3,7 @@
 //! Shape of a product: 32 outputs, 32 inputs a block, up to some tens of rows; weights stay in eight registers while all rows pass: of 8 bits those
 //! of eight outputs, of 4 bits those of all outputs and eight inputs, so that a word of activations is loaded once for 32 outputs, and sums of 16 bits
 //! wait in the first-level cache. `vpmaddubsw` adds two products of a byte without and a byte with a sign to 16 bits, which must not overflow: two
-//! products of 127 · 127 fit, and so do all 32 of a block where weights have 4 bits. Bound: 12 (4 bits) or 18 multiplications (8 bits) on two units for
+//! products of 127 · 127 fit, and so do a lane's sixteen of a block where weights have 4 bits. Bound: 12 (4 bits) or 18 multiplications (8 bits) on two units for
 //! the 256 products of a block, a row and eight outputs. Measured on Zen 4, 8×576×3072: 70 and 58 % of that bound.
 //!
 //! A product of one or two rows keeps the sums of a panel in registers, and each weight is read once. Bound: reading the weights. Measured on two cores of
@@ -242,7 +242,7 @@ unsafe fn four_bits(block: &[u32], (x, words): (*const u32, usize), sums: &mut [
             // SAFETY: the caller's; sums are written with the first two words and read with those after them.
             unsafe {
                 let (x, y, kept) = (x.add(r * words), y.add(r * PANEL), kept.as_mut_ptr().cast::<__m256i>());
-                // At most 32 · 15 · 127.
+                // At most 16 · 15 · 127 a lane.
                 let mut sums = [_mm256_setzero_si256(); GROUPS];
                 for g in 0..GROUPS {
                     if t > 0 {

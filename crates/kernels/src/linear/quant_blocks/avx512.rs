@@ -88,9 +88,10 @@ fn quantize_row(x: &[f32], out: &mut [u32]) {
             let largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(first), _mm512_abs_ps(last)));
             let scale = largest / 127.0;
             let inverse = _mm512_set1_ps(if scale > 0.0 { 1.0 / scale } else { 0.0 });
-            // To the nearest, ties to even; a NaN becomes an integer whose lowest byte is 0.
-            let first = _mm512_cvtps_epi32(_mm512_mul_ps(first, inverse));
-            let last = _mm512_cvtps_epi32(_mm512_mul_ps(last, inverse));
+            // To the nearest, ties to even; a NaN becomes 0.
+            let (first, last) = (_mm512_mul_ps(first, inverse), _mm512_mul_ps(last, inverse));
+            let first = _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask::<_CMP_ORD_Q>(first, first), first);
+            let last = _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask::<_CMP_ORD_Q>(last, last), last);
             let sum = _mm512_reduce_add_epi32(_mm512_add_epi32(first, last));
             let to = out.as_mut_ptr().cast::<__m128i>();
             _mm_storeu_si128(to, _mm512_cvtepi32_epi8(first));

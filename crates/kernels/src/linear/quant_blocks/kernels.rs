@@ -3,6 +3,8 @@
 use half::f16;
 
 use super::format::{BLOCK, BlockFormat, HALVES, Q8Block, QUADS, X_SCALE, X_START, X_SUM, X_WORDS};
+#[cfg(target_arch = "aarch64")]
+use super::neon;
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx2_vnni, avx512};
 #[cfg(target_arch = "x86_64")]
@@ -158,16 +160,20 @@ impl Kernel for QuantizeRow<'_> {
         if let Some(avx2) = simd.avx2() {
             return avx2::quantize(avx2, self.x, self.out);
         }
+        #[cfg(target_arch = "aarch64")]
+        if let Some(token) = simd.neon() {
+            return neon::quantize(token, self.x, self.out);
+        }
         for (x, out) in self.x.chunks(BLOCK).zip(self.out.chunks_exact_mut(X_WORDS)) {
             let mut values = [0.0f32; BLOCK];
             values[..x.len()].copy_from_slice(x);
             let scale = largest(simd, &values) / 127.0;
             let rounded = rounded(simd, &values, if scale > 0.0 { 1.0 / scale } else { 0.0 });
-            // Integers in −127 ..= 127; a NaN becomes 0. Loops, since closures would be compiled apart, without the
-            // instruction set.
+            // Integers in −127 ..= 127, also where a small scale has no inverse; a NaN becomes 0. Loops, since closures would be compiled apart,
+            // without the instruction set.
             let (mut q, mut sum) = ([0i8; BLOCK], 0);
             for (q, rounded) in q.iter_mut().zip(rounded) {
-                let rounded = rounded as i32;
+                let rounded = rounded.clamp(-127.0, 127.0) as i32;
                 *q = rounded as i8;
                 sum += rounded;
             }
@@ -204,6 +210,10 @@ impl Kernel for MultiplyRows<'_> {
                 Some(vnni) => avx2_vnni::rows(vnni, format, panel, x, words, y),
                 None => avx2::rows(avx2, format, panel, x, words, y),
             };
+        }
+        #[cfg(target_arch = "aarch64")]
+        if let Some(token) = simd.neon() {
+            return neon::rows(token, format, panel, x, words, y);
         }
         for (x, y) in x.chunks_exact(words).zip(y.chunks_exact_mut(PANEL)) {
             MultiplyRow { format, panel, x, y }.run(simd);

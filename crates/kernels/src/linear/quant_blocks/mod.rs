@@ -8,6 +8,8 @@ mod avx2_vnni;
 mod avx512;
 mod format;
 mod kernels;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 
 pub(super) use format::{BLOCK, BlockFormat, X_WORDS, blocks_of, pack_q4, pack_q8};
 pub use format::{Q4Block, Q8Block};
