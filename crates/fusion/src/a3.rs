@@ -70,7 +70,8 @@ impl FusionMethod for A3 {
             return Ok(planned(PassPlan::new(layout.required_tokens())));
         }
         // A layer whose window hides documents cannot choose among their tokens: the next one that sees them all does.
-        let check_layer = inputs.layers_of_choice(self.check_layer..self.check_layer + 1)?[0];
+        let check_layer =
+            inputs.layers_of_choice(self.check_layer..self.check_layer + 1, layout.question.start)?[0];
         let mut plan = PassPlan::new(layout.full_tokens());
         let needs = Needs { question_attention: Some(self.softmax.into()), ..Needs::default() };
         plan.checks.insert(check_layer, needs);

@@ -74,7 +74,8 @@ impl FusionMethod for InfoFlow {
         if layout.reusable() == 0 {
             return Ok(planned(PassPlan::new(layout.required_tokens())));
         }
-        let layers = inputs.layers_of_choice(layers_between(self.from, self.to, layout.layers))?;
+        let layers = inputs
+            .layers_of_choice(layers_between(self.from, self.to, layout.layers), layout.question.start)?;
         let orders = self.reorder && !inputs.reordered && layout.inexact_chunks().count() > 1;
         let probes = if self.reorder && (orders || inputs.reordered) { 2 } else { 1 };
         let count = self.count(layout, probes * (layers[layers.len() - 1] + 1));

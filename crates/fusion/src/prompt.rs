@@ -188,16 +188,16 @@ pub struct PrefillInputs {
 }
 
 impl PrefillInputs {
-    /// Those of `layers` at which the question sees every document token, so that its attention can choose among them; if there is
-    /// none, the next layer at which it does.
+    /// Those of `layers` at which row `row` of the question, by which tokens are chosen, sees every document token that can be chosen; if there
+    /// is none, the next layer at which it does. Of several rows the question's first sees farthest back, and sees all if any does.
     ///
     /// # Errors
     /// If no layer from the first of `layers` on is one: each has a window that ends within the documents.
-    pub fn layers_of_choice(&self, layers: Range<usize>) -> Result<Vec<usize>> {
+    pub fn layers_of_choice(&self, layers: Range<usize>, row: u32) -> Result<Vec<usize>> {
         let layout = &self.layout;
-        // The question's first token sees farthest back.
-        let needed =
-            (layout.question.start + 1 - layout.documents().start.min(layout.question.start)) as usize;
+        // Exact chunks have no token to choose.
+        let first = layout.inexact_chunks().map(|chunk| chunk.start).min().unwrap_or(row);
+        let needed = (row + 1 - first.min(row)) as usize;
         let sees = |layer: &usize| self.model.windows[*layer].is_none_or(|window| window >= needed);
         let (first, end) = (layers.start, layers.end);
         let mut found: Vec<usize> = layers.filter(sees).collect();

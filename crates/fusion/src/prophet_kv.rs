@@ -59,7 +59,7 @@ impl FusionMethod for ProphetKv {
         if layout.reusable() == 0 {
             return Ok(planned(PassPlan::new(layout.required_tokens())));
         }
-        let layers = inputs.layers_of_choice(0..layout.layers)?;
+        let layers = inputs.layers_of_choice(0..layout.layers, layout.question.start)?;
         Ok(recompute_best(inputs, &layers, Softmax::Documents, self.count(layout)))
     }
 

@@ -93,7 +93,8 @@ impl Scout {
         if layout.count_for_charge(self.charge, 0, layers.start + 1) == 0 {
             return Ok(planned(PassPlan::new(layout.required_tokens())));
         }
-        let layers = inputs.layers_of_choice(layers)?;
+        let row = if self.rows == Rows::Last { layout.question.end - 1 } else { layout.question.start };
+        let layers = inputs.layers_of_choice(layers, row)?;
         let probed = layers[layers.len() - 1] + 1;
         let count = layout.count_for_charge(self.charge, 0, probed);
         if layout.probe_is_dearer(probed, count) {

@@ -92,8 +92,8 @@ fn tokens_are_chosen_where_no_window_hides_documents() {
     let layers = |windows, method| -> Vec<usize> {
         plan_with(windows, method).unwrap().checks.keys().copied().collect()
     };
-    // The question's first token, at 22, sees back to the first document token, at 2, with a window of 21.
-    let (short, wide) = (Some(20), Some(21));
+    // The question's first token, at 22, sees back to the first document token, at 2, with a window of 21, and its last one, at 25, with one of 24.
+    let (short, wide, wider) = (Some(20), Some(21), Some(24));
     assert_eq!(layers([None; 4], "a3"), [1]);
     assert_eq!(layers([short, short, None, short], "a3"), [2]);
     assert_eq!(layers([short, short, short, wide], "a3:check_layer=0"), [3]);
@@ -101,12 +101,19 @@ fn tokens_are_chosen_where_no_window_hides_documents() {
     assert_eq!(layers([short, short, None, short], "scout:from=0,to=1,charge=0.9"), [2]);
     // The next layer chooses where none of those asked for can.
     assert_eq!(layers([short, short, short, None], "scout:from=0,to=0.5,charge=0.9"), [3]);
-    for method in ["a3", "prophet_kv", "scout:charge=0.9", "drift:charge=0.9", "info_flow"] {
+    // The last row chooses where it sees all that the first does.
+    assert_eq!(layers([wide, wider, None, wide], "scout:from=0,to=1,charge=0.9"), [1, 2]);
+    assert_eq!(layers([wide, wide, wide, wider], "drift:from=0,to=0.5,charge=0.9"), [3]);
+    assert_eq!(layers([short, wide, None, short], "scout:from=0,to=1,charge=0.9,rows=question"), [1, 2]);
+    for (method, needed) in [
+        ("a3", "21 tokens"),
+        ("prophet_kv", "21 tokens"),
+        ("scout:charge=0.9", "24 tokens"),
+        ("drift:charge=0.9", "24 tokens"),
+        ("info_flow", "21 tokens"),
+    ] {
         let message = plan_with([short; 4], method).unwrap_err().to_string();
-        assert!(
-            message.contains("sliding window of 20 tokens") && message.contains("21 tokens"),
-            "{message}"
-        );
+        assert!(message.contains("sliding window of 20 tokens") && message.contains(needed), "{message}");
         assert!(message.contains("fewer documents"), "{message}");
     }
     let beyond = plan_with([None, None, short, short], "a3:check_layer=2").unwrap_err().to_string();

@@ -38,7 +38,8 @@ pub struct Comparison {
 
 impl Engine {
     /// Compares methods, each with `eviction`, with vanilla at full attention, teacher-forced over vanilla's first `tokens`
-    /// greedy answer tokens.
+    /// greedy answer tokens. A method that [reorders](FusionMethod::reorders) chunks is compared with vanilla in
+    /// [its order](Engine::chunk_order); its speed-up is over vanilla in the prompt's own.
     ///
     /// # Errors
     /// As for [`Engine::answer`].
@@ -51,17 +52,22 @@ impl Engine {
     ) -> Result<Vec<Comparison>> {
         let max_seq_len = self.max_seq_len(prompt, tokens, Eviction::full())?;
         let sampling = Sampling { max_tokens: tokens, ..Sampling::default() };
-        let Reference { answer: Answer { stats: vanilla, tokens: answer, .. }, logits: expected, .. } =
-            self.reference(prompt, &sampling, tokens, false)?;
+        let vanilla = self.reference(prompt, &sampling, tokens, false)?;
         let mut rows = Vec::new();
         for (name, method) in methods {
+            let reordered = match self.chunk_order(prompt, method)? {
+                Some(order) => Some(self.reference(&prompt.in_order(&order), &sampling, tokens, false)?),
+                None => None,
+            };
+            let Reference { answer: Answer { stats, tokens: answer, .. }, logits: expected, .. } =
+                reordered.as_ref().unwrap_or(&vanilla);
             let reference = name == "vanilla" && eviction.is_full();
             let (stats, logits) = match reference {
-                true => (vanilla.clone(), expected.clone()),
-                false => self.teacher_forced(prompt, method, eviction, &answer, max_seq_len)?,
+                true => (stats.clone(), expected.clone()),
+                false => self.teacher_forced(prompt, method, eviction, answer, max_seq_len)?,
             };
-            let Agreement { kl, kl_first, top1, positions, .. } = self.agreement(&expected, &logits);
-            let speedup = vanilla.ttft / stats.ttft;
+            let Agreement { kl, kl_first, top1, positions, .. } = self.agreement(expected, &logits);
+            let speedup = vanilla.answer.stats.ttft / stats.ttft;
             rows.push(Comparison { method: name.clone(), speedup, stats, kl, kl_first, top1, positions });
         }
         Ok(rows)

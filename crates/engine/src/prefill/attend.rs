@@ -258,6 +258,8 @@ impl LayerAttention for PassLayers {
             && self.retrieval.is_none()
             && self.plan.probe.is_none()
             && self.plan.corrects.is_none()
+            // Rows see keys of rows after them under the other mask.
+            && self.plan.mask == Mask::Absolute
             && !self.plan.checks.contains_key(&layer)
     }
 

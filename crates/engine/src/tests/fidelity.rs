@@ -209,9 +209,11 @@ fn a_method_that_reorders_chunks_answers_the_reordered_prompt() {
             let order = engine.chunk_order(&prompt, &all).unwrap().unwrap();
             let reference = engine.reference(&prompt.in_order(&order), &sampling(6), 6, false).unwrap();
             let (answer, close) =
-                beside(engine, &prompt, &GenerateRequest::new(all, sampling(6)), &reference);
+                beside(engine, &prompt, &GenerateRequest::new(all.clone(), sampling(6)), &reference);
             assert_eq!((answer.stats.chunk_order, answer.tokens), (order, reference.answer.tokens.clone()));
             assert!(close.agreement.kl < 1e-6, "{close:?}");
+            let compared = engine.compare(&prompt, &[("all".to_owned(), all.clone())], Eviction::full(), 6);
+            assert!(compared.unwrap()[0].kl < 1e-6, "a comparison is with vanilla in that order");
             let named = shared(plain);
             assert_eq!(engine.chunk_order(&prompt, &named).unwrap(), None);
         }
