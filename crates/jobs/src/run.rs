@@ -134,7 +134,11 @@ impl Runner<'_> {
                     return Ok(());
                 }
                 let seen = look.claims.get(&shard).map_or(&[][..], Vec::as_slice);
-                has_worked |= self.claim(shard, seen, work)?;
+                has_worked = self.claim(shard, seen, work)?;
+                // The work took time in which claims were renewed, so that the others are looked at again.
+                if has_worked {
+                    break;
+                }
             }
             if !has_worked {
                 self.wait();

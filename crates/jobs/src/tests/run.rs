@@ -100,6 +100,19 @@ fn a_dead_claim_is_taken_over_and_a_live_one_is_not() {
 }
 
 #[test]
+fn a_live_claim_outlasts_the_own_shard_of_another_runner() {
+    let job = planned(&in_memory(), &items(2), 1);
+    let live = claimed(&job, 1, Duration::from_millis(400));
+    let stop = AtomicBool::new(false);
+    let mut notes = Notes { pause: Duration::from_millis(800), ..Notes::default() };
+    // Nothing is left for it but to wait.
+    let waits = |step: crate::RunProgress| step.shard.is_none();
+    job.run(&mut notes, &options(), &stop, |step| stop.store(waits(step), Relaxed)).unwrap();
+    assert_eq!(notes.done.into_keys().collect::<Vec<_>>(), ["i000"], "the other shard has its runner");
+    assert!(!live.lost().load(Relaxed));
+}
+
+#[test]
 fn a_claim_that_asks_for_more_time_gets_it() {
     let job = planned(&in_memory(), &items(1), 1);
     let patient = Claim { runner: "slow".to_owned(), timeout: 1.5, ..Claim::default() };
