@@ -5,14 +5,14 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use refrain::corpus::{check_shareable, document_id, open_documents};
-use refrain::engine::{Advance, IngestReport};
+use refrain::engine::{Advance, DeviceFailure, Error as EngineError, IngestReport};
 use refrain::fusion::FusionMethod;
 use refrain::{Document, Engine, Library};
 use serde_json::{Value, json};
 
 use crate::item::Item;
 use crate::patience::{Failed, repeat};
-use crate::work::{Control, Undone, Work};
+use crate::work::{Control, RunnerError, Undone, Work};
 
 /// Chunks that may wait for the object store before further ones are prefilled: what waits must not go to make room.
 const MOST_PENDING: u64 = 64;
@@ -36,6 +36,24 @@ pub struct IngestWork<'a> {
     warn: Box<dyn FnMut(&str) + 'a>,
     /// By this runner, of the shard.
     computed: Computed,
+}
+
+/// What is at fault where a document cannot be prefilled: the machine, or else the document. Too little memory is the machine's fault unless what is
+/// prefilled at once `grows` with the document: a document that is too long for all machines must not end every runner.
+pub(crate) fn at_fault(error: EngineError, grows: bool) -> Undone {
+    match error {
+        EngineError::DeviceMemory { .. } | EngineError::DeviceFailure(DeviceFailure::OutOfMemory { .. })
+            if grows =>
+        {
+            Undone::Item(error.to_string())
+        }
+        EngineError::Store(_)
+        | EngineError::Thread(_)
+        | EngineError::Device { .. }
+        | EngineError::DeviceFailure(_)
+        | EngineError::DeviceMemory { .. } => Undone::from(error),
+        error => Undone::Item(error.to_string()),
+    }
 }
 
 /// What was computed for a shard.
@@ -74,10 +92,9 @@ impl<'a> IngestWork<'a> {
 
     /// Prefills what is missing of a document, until the work is to end.
     fn ingest(&mut self, document: &Document, control: &Control<'_>) -> Result<(), Undone> {
-        let at_fault = |error: refrain::engine::Error| match error {
-            refrain::engine::Error::Store(_) | refrain::engine::Error::Thread(_) => Undone::from(error),
-            error => Undone::Item(error.to_string()),
-        };
+        // Methods with statistics see a document whole, and chunks may be prefilled behind all that stands left of them.
+        let grows = !self.method.statistics().is_empty() || self.engine.settings().left_tokens > 0;
+        let at_fault = |error| at_fault(error, grows);
         let mut ingest =
             self.engine.start_ingest(std::slice::from_ref(document), &self.method).map_err(at_fault)?;
         while ingest.advance().map_err(at_fault)? != Advance::Done {
@@ -220,6 +237,10 @@ impl Work for IngestWork<'_> {
         }
         self.wait_for_pending(MOST_PENDING, Duration::MAX, control)?;
         self.ingest(&item.body, control)
+    }
+
+    fn failure(&self) -> Option<RunnerError> {
+        self.engine.decoder().device().failure().map(RunnerError::from)
     }
 
     fn keep(&mut self, items: &[&Item<Document>], control: &Control<'_>) -> Result<bool, Undone> {

@@ -186,6 +186,10 @@ impl ShardRun<'_> {
                 Ok(Err(Undone::Interrupted)) => return Ok(Outcome::Interrupted),
                 Err(panic) => reason = format!("it panicked: {}", message(panic.as_ref())),
             }
+            // An item that failed since the machine has is not at fault.
+            if let Some(failure) = work.failure() {
+                return Err(Error::Work(failure));
+            }
         }
         self.tally.busy += began.elapsed();
         self.give_up(work.name(item), item, &reason)

@@ -57,6 +57,11 @@ pub trait Work {
     /// The reason for which it is not done.
     fn item(&mut self, item: &Item<Self::Body>, control: &Control<'_>) -> Result<(), Undone>;
 
+    /// The reason for which this machine does no item any more, if there is one. It is asked for after an item failed or panicked.
+    fn failure(&self) -> Option<RunnerError> {
+        None
+    }
+
     /// Brings the work of items that were done to where everyone finds it, so that no other runner does them again. False if their work
     /// is only in the result of the shard.
     ///

@@ -122,6 +122,26 @@ fn a_job_leaves_what_one_ingest_leaves_and_keeps_the_documents() {
 }
 
 #[test]
+fn a_device_that_fails_is_the_machines_fault_and_a_long_text_is_the_documents() {
+    use crate::ingest::at_fault;
+    use refrain::engine::{DeviceFailure, Error};
+    let device = || "a GPU".to_owned();
+    let broken = || DeviceFailure::Broken { device: device(), reason: "x".to_owned() };
+    let full = || DeviceFailure::OutOfMemory { device: device(), bytes: 2, free: 1 };
+    let small = || Error::DeviceMemory { device: device(), tokens: 3, kv: 2, activations: 1, free: 1 };
+    for error in [Error::from(broken()), Error::from(full()), small()] {
+        assert!(matches!(at_fault(error, false), Undone::Runner(_)));
+    }
+    assert!(matches!(at_fault(Error::from(broken()), true), Undone::Runner(_)));
+    // Where a document is prefilled whole, a long one needs more memory than others.
+    for error in [Error::from(full()), small()] {
+        assert!(matches!(at_fault(error, true), Undone::Item(_)));
+    }
+    let long = || Error::PromptTooLong { prompt: 9, answer: 0, context: 8 };
+    assert!(matches!(at_fault(long(), false), Undone::Item(_)));
+}
+
+#[test]
 fn chunks_that_go_to_make_room_are_prefilled_again() {
     let config = ThrottleConfig { wait_put_per_call: Duration::from_millis(20), ..ThrottleConfig::default() };
     let mut slow = RemoteOptions::new("memory:///library");

@@ -35,6 +35,8 @@ enum Body {
     Kills,
     /// The machine is at fault.
     Machine,
+    /// Panics since the machine has failed for good.
+    Breaks,
 }
 
 /// Work that notes how often each item was done.
@@ -47,6 +49,8 @@ struct Notes {
     pause: Duration,
     /// Whether work is kept before a shard ends.
     keeps: bool,
+    /// Whether the machine has failed for good.
+    is_broken: bool,
     /// Ids of the items of the shard that were done.
     result: Vec<String>,
 }
@@ -81,10 +85,18 @@ impl Work for Notes {
             Body::Panics => panic!("of {}", item.id),
             Body::Kills => std::process::abort(),
             Body::Machine => return Err("the disk is full".into()),
+            Body::Breaks => {
+                self.is_broken = true;
+                panic!("of {}", item.id);
+            }
             Body::Good | Body::Flaky | Body::PanicsEarly => {}
         }
         *self.done.entry(item.id.clone()).or_default() += 1;
         Ok(())
+    }
+
+    fn failure(&self) -> Option<crate::RunnerError> {
+        self.is_broken.then(|| "the GPU has failed".into())
     }
 
     fn keep(&mut self, items: &[&Item<Body>], _: &Control<'_>) -> Result<bool, Undone> {

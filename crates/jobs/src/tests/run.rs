@@ -198,10 +198,13 @@ fn a_runner_whose_shard_another_has_leaves_it() {
 
 #[test]
 fn a_machine_at_fault_ends_its_runner_and_not_the_item() {
-    let mut all = items(3);
-    all[1].body = Body::Machine;
-    let job = planned(&in_memory(), &all, 3);
-    let error = job.run(&mut Notes::default(), &options(), &AtomicBool::new(false), |_| ()).unwrap_err();
-    assert_eq!(error.to_string(), "the disk is full");
-    assert!(names(&job, "claims").is_empty() && job.failed().unwrap().is_empty());
+    for (body, reason) in [(Body::Machine, "the disk is full"), (Body::Breaks, "the GPU has failed")] {
+        let mut all = items(3);
+        all[1].body = body;
+        let job = planned(&in_memory(), &all, 3);
+        let options = RunOptions { tries: 1, ..options() };
+        let error = job.run(&mut Notes::default(), &options, &AtomicBool::new(false), |_| ()).unwrap_err();
+        assert_eq!(error.to_string(), reason);
+        assert!(names(&job, "claims").is_empty() && job.failed().unwrap().is_empty());
+    }
 }
