@@ -2,7 +2,8 @@
 //!
 //! The n-th runner on a shard is the one that creates the object `<shard>.<n>`, which an object store lets one alone do. It renews the claim by
 //! writing it again. A claim that nobody else saw change for its own time is dead, and a runner that saw that may create the
-//! next one. Times are those that one runner measures between two of its own looks: clocks of machines are never compared.
+//! next one. Times are those that one runner measures between two of its own looks: clocks of machines are never compared, and time in which the
+//! object store does not answer is left out.
 //!
 //! A runner that ends in good order deletes its claim, so that the claims before the last one are those of runners that died. Creating
 //! is all that has to be exclusive, which every object store and shared folder can do; two runners on one shard cost time alone.
@@ -96,26 +97,33 @@ impl Job {
 
 /// The last claims of shards as one runner saw them, and since when each has not changed.
 #[derive(Debug, Default)]
-pub(crate) struct Watch(HashMap<usize, (u32, String, Instant)>);
+pub(crate) struct Watch {
+    seen: HashMap<usize, (u32, String, Instant)>,
+    /// For how long in all the object store had not answered until the last look.
+    silence: Duration,
+}
 
 impl Watch {
-    /// Takes in what was seen.
+    /// Takes in what was seen. No runner can renew its claim while the object store does not answer: that time does not count.
     pub(crate) fn see(&mut self, look: &Look) {
-        self.0.retain(|shard, _| look.claims.contains_key(shard));
+        let silence = look.silence.saturating_sub(self.silence);
+        self.silence = look.silence;
+        self.seen.values_mut().for_each(|(.., since)| *since += silence);
+        self.seen.retain(|shard, _| look.claims.contains_key(shard));
         for (shard, claims) in &look.claims {
             let Some(last) = claims.last() else { continue };
             let is_same = |(generation, version, _): &(u32, String, Instant)| {
                 (*generation, version) == (last.generation, &last.version)
             };
-            if !self.0.get(shard).is_some_and(is_same) {
-                self.0.insert(*shard, (last.generation, last.version.clone(), Instant::now()));
+            if !self.seen.get(shard).is_some_and(is_same) {
+                self.seen.insert(*shard, (last.generation, last.version.clone(), Instant::now()));
             }
         }
     }
 
     /// How long the last claim of a shard has not changed.
     fn unchanged(&self, shard: usize) -> Duration {
-        self.0.get(&shard).map_or(Duration::ZERO, |(_, _, since)| since.elapsed())
+        self.seen.get(&shard).map_or(Duration::ZERO, |(_, _, since)| since.elapsed())
     }
 }
 

@@ -79,6 +79,8 @@ pub(crate) struct Look {
     pub(crate) done: Vec<bool>,
     /// The claims of shards that are not done, oldest first.
     pub(crate) claims: BTreeMap<usize, Vec<ListedClaim>>,
+    /// For how long in all the object store had not answered until then.
+    pub(crate) silence: Duration,
 }
 
 /// A claim as a listing shows it.
@@ -135,7 +137,7 @@ impl Job {
     /// The state of all shards now.
     pub(crate) fn look(&self) -> Result<Look> {
         let shards = self.manifest.shards.len();
-        let mut look = Look { done: vec![false; shards], claims: BTreeMap::new() };
+        let mut look = Look { done: vec![false; shards], ..Look::default() };
         // Claims are read first: those of shards that end meanwhile are left out.
         let claims = self.objects.list(CLAIMS)?;
         for object in self.objects.list(DONE)? {
@@ -156,6 +158,7 @@ impl Job {
             let claim = ListedClaim { generation, version: object.version(), written: object.written };
             look.claims.entry(shard).or_default().push(claim);
         }
+        look.silence = self.objects.silence();
         look.claims.values_mut().for_each(|claims| claims.sort_by_key(|claim| claim.generation));
         Ok(look)
     }

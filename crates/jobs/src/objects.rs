@@ -1,7 +1,8 @@
 //! The objects of a job, with patience: a request that the object store does not answer is repeated, so that one that is away for
 //! minutes ends no runner.
 
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use refrain::store::{ListedObject, Objects, StoreError};
 
@@ -14,11 +15,30 @@ pub(crate) struct JobObjects {
     objects: Objects,
     /// How long a request is repeated.
     patience: Duration,
+    silence: Arc<Mutex<Silence>>,
+}
+
+/// The time in which requests of this program were not answered.
+#[derive(Debug, Default)]
+struct Silence {
+    total: Duration,
+    /// The beginning and the end of its last part.
+    last: Option<(Instant, Instant)>,
+}
+
+impl Silence {
+    /// Counts the time from `began` until now, once if several requests waited for it.
+    fn add(&mut self, began: Instant) {
+        let now = Instant::now();
+        let (from, until) = self.last.filter(|(_, until)| began <= *until).unwrap_or((now, now));
+        self.total += from.saturating_duration_since(began) + now.saturating_duration_since(until);
+        self.last = Some((from.min(began), now));
+    }
 }
 
 impl JobObjects {
     pub(crate) fn new(objects: Objects, patience: Duration) -> JobObjects {
-        JobObjects { objects, patience }
+        JobObjects { objects, patience, silence: Arc::default() }
     }
 
     /// The same objects, with other patience.
@@ -31,13 +51,26 @@ impl JobObjects {
     }
 
     fn repeat<T>(&self, request: impl Fn() -> Result<T, StoreError>) -> Result<T> {
-        Ok(repeat(self.patience, || {
+        let (began, mut is_silent) = (Instant::now(), false);
+        let answered = repeat(self.patience, || {
             request().map_err(|error| match self.objects.down() {
-                Some(_) => Failed::Passing(error),
+                Some(_) => {
+                    is_silent = true;
+                    Failed::Passing(error)
+                }
                 // An object store that answers and refuses will do so again.
                 None => Failed::Lasting(error),
             })
-        })?)
+        });
+        if is_silent {
+            self.silence.lock().unwrap_or_else(PoisonError::into_inner).add(began);
+        }
+        Ok(answered?)
+    }
+
+    /// For how long in all the object store has not answered this program.
+    pub(crate) fn silence(&self) -> Duration {
+        self.silence.lock().unwrap_or_else(PoisonError::into_inner).total
     }
 
     /// The bytes of an object; none if it is not there.
@@ -79,5 +112,25 @@ impl JobObjects {
             }
         }
         Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silence_that_several_requests_met_counts_once() {
+        let (mut silence, began) = (Silence::default(), Instant::now());
+        std::thread::sleep(Duration::from_millis(20));
+        let later = Instant::now();
+        std::thread::sleep(Duration::from_millis(20));
+        silence.add(later);
+        silence.add(began);
+        silence.add(later);
+        let whole = began.elapsed();
+        assert!(silence.total >= Duration::from_millis(40) && silence.total <= whole, "{silence:?}");
+        silence.add(Instant::now());
+        assert!(silence.total <= began.elapsed());
     }
 }

@@ -19,6 +19,8 @@ use serde_json::{Map, Value, json};
 
 use crate::{Claim, Control, Item, Job, Plan, RunOptions, RunReport, ShardSize, Undone, Work};
 
+const MINUTE: Duration = Duration::from_secs(60);
+
 /// An item of the tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 enum Body {

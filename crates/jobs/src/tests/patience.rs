@@ -7,6 +7,7 @@ use object_store::memory::InMemory;
 use object_store::throttle::{ThrottleConfig, ThrottledStore};
 
 use super::*;
+use crate::claim::{Held, Watch};
 use crate::patience::{Failed, repeat};
 
 #[test]
@@ -28,20 +29,62 @@ fn what_may_pass_is_repeated_until_patience_ends_and_what_lasts_is_not() {
     assert!(outcome == Err(tries) && tries > 1, "{tries}");
 }
 
+/// An object store in memory that can be made to hang.
+struct Hanging(Arc<ThrottledStore<InMemory>>);
+
+impl Hanging {
+    fn new() -> (Hanging, Objects) {
+        let slow = Arc::new(ThrottledStore::new(InMemory::new(), ThrottleConfig::default()));
+        let mut remote = RemoteOptions::new("memory:///job");
+        remote.timeout = Duration::from_millis(100);
+        remote.objects = Some(slow.clone());
+        (Hanging(slow), Objects::open(&remote).unwrap())
+    }
+
+    /// Has each request take so long from now on.
+    fn hang(&self, time: Duration) {
+        self.0.config_mut(|config| {
+            (config.wait_get_per_call, config.wait_put_per_call) = (time, time);
+            (config.wait_list_per_call, config.wait_delete_per_call) = (time, time);
+        });
+    }
+}
+
+#[test]
+fn a_claim_does_not_age_while_the_object_store_is_away() {
+    let (slow, objects) = Hanging::new();
+    let mut job = planned(&objects, &items(1), 1);
+    job.objects = job.objects.with_patience(MINUTE);
+    job.objects.put("claims/000000.1", "{}").unwrap();
+    let mut watch = Watch::default();
+    let mut take = |job: &Job| {
+        let look = job.look().unwrap();
+        watch.see(&look);
+        let who = ("other", Duration::from_millis(500));
+        Held::acquire(job, 0, &look.claims[&0], &watch, who).unwrap()
+    };
+    assert!(take(&job).is_none());
+    let began = Instant::now();
+    slow.hang(MINUTE);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(600));
+            slow.hang(Duration::ZERO);
+        });
+        // It waits for the object store.
+        assert!(take(&job).is_none(), "its owner could not renew it");
+    });
+    assert!(began.elapsed() >= Duration::from_millis(600));
+    std::thread::sleep(Duration::from_millis(600));
+    assert!(take(&job).is_some(), "its owner could have");
+}
+
 #[test]
 fn a_runner_waits_for_an_object_store_that_comes_back_and_not_for_ever() {
-    let slow = Arc::new(ThrottledStore::new(InMemory::new(), ThrottleConfig::default()));
-    let mut remote = RemoteOptions::new("memory:///job");
-    remote.timeout = Duration::from_millis(100);
-    remote.objects = Some(slow.clone());
+    let (slow, objects) = Hanging::new();
+    let hang = |time| slow.hang(time);
     let all = items(6);
-    let job = planned(&Objects::open(&remote).unwrap(), &all, 2);
-    let hang = |time| {
-        slow.config_mut(|config| {
-            (config.wait_get_per_call, config.wait_put_per_call) = (time, time);
-            config.wait_list_per_call = time;
-        });
-    };
+    let job = planned(&objects, &all, 2);
     let began = Instant::now();
     let report = std::thread::scope(|scope| {
         let mut notes = Notes { pause: Duration::from_millis(100), ..Notes::default() };

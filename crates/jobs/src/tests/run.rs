@@ -3,8 +3,6 @@
 use super::*;
 use crate::claim::{Held, Watch};
 
-const MINUTE: Duration = Duration::from_secs(60);
-
 /// Claims a shard for another runner, who then does nothing but renew it.
 fn claimed(job: &Job, shard: usize, timeout: Duration) -> Held {
     Held::acquire(job, shard, &[], &Watch::default(), ("other", timeout)).unwrap().unwrap()
