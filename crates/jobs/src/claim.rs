@@ -5,7 +5,8 @@
 //! next one. Times are those that one runner measures between two of its own looks: clocks of machines are never compared, and time in which the
 //! object store does not answer is left out.
 //!
-//! A runner that ends in good order deletes its claim, so that the claims before the last one are those of runners that died. Creating
+//! A runner that ends in good order deletes its claim, so that the claims before the last one are those of runners that died. Where there are
+//! such it marks its claim as given back instead: without it their last claim would have to die again. Creating
 //! is all that has to be exclusive, which every object store and shared folder can do; two runners on one shard cost time alone.
 
 use std::collections::{BTreeMap, HashMap};
@@ -44,6 +45,9 @@ pub struct Claim {
     /// What the runners before, and this one, have left.
     #[serde(default)]
     pub history: History,
+    /// Whether the runner has ended in good order, so that another may have the shard at once.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub given_back: bool,
     /// Items of the shard that are done or given up.
     pub items: usize,
     /// Their work.
@@ -167,17 +171,21 @@ impl Held {
         (runner, timeout): (&str, Duration),
     ) -> Result<Option<Held>> {
         let last = seen.last().map_or(0, |last| last.generation);
-        let mut history = History::default();
+        let (mut history, mut given_back) = (History::default(), None);
         if last > 0 {
-            if watch.unchanged(shard) < timeout {
+            // A claim with none before it is deleted where it is given back.
+            if watch.unchanged(shard) < timeout && seen.len() == 1 {
                 return Ok(None);
             }
             // One that was given back since is seen as such at the next look.
             let Some(held) = job.last_claim(shard, seen)? else { return Ok(None) };
-            if watch.unchanged(shard) < seconds(held.timeout).min(LONGEST_TIMEOUT) {
+            if held.given_back {
+                (history, given_back) = (held.history, Some(last));
+            } else if watch.unchanged(shard) < timeout.max(seconds(held.timeout).min(LONGEST_TIMEOUT)) {
                 return Ok(None);
+            } else {
+                history = History::after(&held);
             }
-            history = History::after(&held);
         }
         let Some(generation) = last.checked_add(1) else { return Ok(None) };
         let claim = Claim {
@@ -192,6 +200,11 @@ impl Held {
         if !created && read(&job.objects, shard, generation)?.is_none_or(|found| found.runner != runner) {
             return Ok(None);
         }
+        // The claims that stay are those of the dead.
+        if let Some(given_back) = given_back {
+            job.objects.delete(&name(shard, given_back))?;
+        }
+        let deaths = seen.len() - usize::from(given_back.is_some());
         let shared = Arc::new(Shared {
             objects: job.objects.clone(),
             shard,
@@ -205,7 +218,7 @@ impl Held {
         let (renewed, pace) = (shared.clone(), timeout / RENEWALS);
         let renewer = std::thread::Builder::new().name("claim".to_owned()).spawn(move || renewed.keep(pace));
         let renewer = renewer.map_err(|error| Error::Work(error.into()))?;
-        Ok(Some(Held { shared, renewer: Some(renewer), deaths: seen.len(), history, pace }))
+        Ok(Some(Held { shared, renewer: Some(renewer), deaths, history, pace }))
     }
 
     /// Set once another runner has taken the shard over, or ended it.
@@ -240,6 +253,12 @@ impl Held {
             for earlier in seen {
                 objects.delete(&name(*shard, earlier.generation))?;
             }
+        } else if self.deaths > 0 && !self.lost().load(Relaxed) {
+            {
+                let mut claim = lock(&self.shared.claim);
+                (claim.item, claim.given_back) = (None, true);
+            }
+            return self.shared.write();
         }
         objects.delete(&name(*shard, *generation))
     }

@@ -16,7 +16,7 @@ pub struct Status {
     pub shards: usize,
     /// Those that are done.
     pub done: usize,
-    /// Those that nobody has claimed.
+    /// Those that nobody works on.
     pub open: usize,
     /// The others.
     pub claimed: Vec<ClaimedShard>,
@@ -91,7 +91,8 @@ impl Job {
             status.weight_done += shard.weight;
         }
         for (shard, claims) in &look.claims {
-            let Some((last, claim)) = claims.last().zip(self.last_claim(*shard, claims)?) else { continue };
+            let claim = self.last_claim(*shard, claims)?.filter(|claim| !claim.given_back);
+            let Some((last, claim)) = claims.last().zip(claim) else { continue };
             let renewed = SystemTime::now().duration_since(last.written).map_or(0, |time| time.as_secs());
             let of = &shards[*shard];
             status.claimed.push(ClaimedShard {

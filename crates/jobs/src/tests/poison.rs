@@ -85,6 +85,37 @@ fn what_a_dead_runner_has_kept_is_not_done_again() {
 }
 
 #[test]
+fn a_shard_on_which_a_runner_died_is_given_back_at_once() {
+    let job = planned(&in_memory(), &items(4), 4);
+    let at: BTreeMap<String, u32> = [("i002".to_owned(), 1)].into();
+    dead(&job, Some("i002"), History { kept: 1, ..History::default() });
+    let claim = |generation: u32| -> Claim {
+        let name = format!("claims/000000.{generation}");
+        serde_json::from_slice(&job.objects.get(&name, 9999).unwrap().unwrap()).unwrap()
+    };
+    for generation in [8, 9] {
+        let stop = AtomicBool::new(false);
+        let timeout = if generation == 8 { options().claim_timeout } else { MINUTE };
+        let options = RunOptions { claim_timeout: timeout, ..options() };
+        let begun = |step: crate::RunProgress| step.shard.is_some();
+        job.run(&mut Notes::default(), &options, &stop, |step| stop.store(begun(step), Relaxed)).unwrap();
+        let left = claim(generation);
+        assert!(left.given_back && left.item.is_none(), "{left:?}");
+        assert_eq!(left.history, History { kept: 1, deaths: 1, at: at.clone() });
+        assert_eq!(names(&job, "claims"), ["000000.7".to_owned(), format!("000000.{generation}")]);
+        let status = job.status().unwrap();
+        assert_eq!((status.open, status.claimed.len()), (1, 0));
+    }
+    // Nobody waits for a claim that was given back, and it is no death.
+    let options = RunOptions { claim_timeout: MINUTE, ..options() };
+    let mut notes = Notes { keeps: true, ..Notes::default() };
+    assert!(job.run(&mut notes, &options, &AtomicBool::new(false), |_| ()).unwrap().complete);
+    assert_eq!(notes.tried.keys().collect::<Vec<_>>(), ["i001", "i002", "i003"]);
+    assert_eq!(job.results().unwrap()[0].1.deaths, 1);
+    assert!(names(&job, "claims").is_empty());
+}
+
+#[test]
 fn a_claim_hands_on_what_is_kept_and_who_died_since() {
     let job = planned(&in_memory(), &items(9), 9);
     let claim = || -> Claim {
