@@ -137,9 +137,10 @@ impl<'a> IngestWork<'a> {
     }
 
     /// Of each document, whether all of it is in the object store.
-    fn are_shared(&self, documents: &[&Document]) -> Result<Vec<bool>, Undone> {
+    fn are_shared(&self, documents: &[&Document], control: &Control<'_>) -> Result<Vec<bool>, Undone> {
         let is_down = || self.engine.store().remote_stats().is_some_and(|stats| stats.down.is_some());
         repeat(self.patience, || {
+            control.check()?;
             let asked = self.engine.are_shared(documents, &self.method);
             asked.map_err(|error| match is_down() {
                 true => Failed::Passing(error.into()),
@@ -162,7 +163,7 @@ impl<'a> IngestWork<'a> {
             self.wait_for_pending(0, LONGEST_WAIT, control)?;
             // Looked at before, so that what is not there then is not on its way either.
             let pending = self.pending();
-            let mut there = self.are_shared(&missing)?.into_iter();
+            let mut there = self.are_shared(&missing, control)?.into_iter();
             missing.retain(|_| there.next() == Some(false));
             if missing.is_empty() || pending == 0 {
                 return Ok(missing);
@@ -223,11 +224,11 @@ impl Work for IngestWork<'_> {
         Ok(())
     }
 
-    fn are_done(&mut self, items: &[Item<Document>]) -> Result<Vec<bool>, Undone> {
+    fn are_done(&mut self, items: &[Item<Document>], control: &Control<'_>) -> Result<Vec<bool>, Undone> {
         // One that is too large is not even cut.
         let may_be = |item: &&Item<Document>| self.too_large(&item.body).is_none();
         let documents: Vec<&Document> = items.iter().filter(may_be).map(|item| &item.body).collect();
-        let mut there = self.are_shared(&documents)?.into_iter();
+        let mut there = self.are_shared(&documents, control)?.into_iter();
         Ok(items.iter().map(|item| may_be(&item) && there.next() == Some(true)).collect())
     }
 

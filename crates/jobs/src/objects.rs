@@ -1,6 +1,7 @@
 //! The objects of a job, with patience: a request that the object store does not answer is repeated, so that one that is away for
 //! minutes ends no runner.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,12 +10,17 @@ use refrain::store::{ListedObject, Objects, StoreError};
 use crate::patience::{Failed, repeat};
 use crate::{Error, Result};
 
+/// How long a request of a runner that is to stop is repeated, at most: its claim dies by itself where it cannot be given back.
+const STOP_PATIENCE: Duration = Duration::from_secs(2);
+
 /// Objects that are asked for again and again.
 #[derive(Clone, Debug)]
 pub(crate) struct JobObjects {
     objects: Objects,
     /// How long a request is repeated.
     patience: Duration,
+    /// Set when the runner is to stop.
+    stop: Arc<AtomicBool>,
     silence: Arc<Mutex<Silence>>,
 }
 
@@ -38,12 +44,12 @@ impl Silence {
 
 impl JobObjects {
     pub(crate) fn new(objects: Objects, patience: Duration) -> JobObjects {
-        JobObjects { objects, patience, silence: Arc::default() }
+        JobObjects { objects, patience, stop: Arc::default(), silence: Arc::default() }
     }
 
-    /// The same objects, with other patience.
-    pub(crate) fn with_patience(&self, patience: Duration) -> JobObjects {
-        JobObjects { patience, ..self.clone() }
+    /// The same objects, with other patience, which ends soon after `stop` is set.
+    pub(crate) fn with_patience(&self, patience: Duration, stop: &Arc<AtomicBool>) -> JobObjects {
+        JobObjects { patience, stop: stop.clone(), ..self.clone() }
     }
 
     pub(crate) fn url(&self) -> &str {
@@ -56,7 +62,10 @@ impl JobObjects {
             request().map_err(|error| match self.objects.down() {
                 Some(_) => {
                     is_silent = true;
-                    Failed::Passing(error)
+                    match self.stop.load(Relaxed) && began.elapsed() >= STOP_PATIENCE {
+                        true => Failed::Lasting(error),
+                        false => Failed::Passing(error),
+                    }
                 }
                 // An object store that answers and refuses will do so again.
                 None => Failed::Lasting(error),

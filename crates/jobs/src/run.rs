@@ -1,6 +1,7 @@
 //! A runner: claims shards, one after the other, until all are done.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -65,10 +66,10 @@ impl Job {
         &self,
         work: &mut W,
         options: &RunOptions,
-        stop: &AtomicBool,
+        stop: &Arc<AtomicBool>,
         mut progress: impl FnMut(RunProgress),
     ) -> Result<RunReport> {
-        let job = Job { objects: self.objects.with_patience(options.patience), ..self.clone() };
+        let job = Job { objects: self.objects.with_patience(options.patience, stop), ..self.clone() };
         let mut runner = Runner {
             job: &job,
             name: runner_name(&options.host)?,

@@ -136,7 +136,7 @@ impl ShardRun<'_> {
         if self.names_items() {
             return Ok(Some(Vec::new()));
         }
-        let asked = catch_unwind(AssertUnwindSafe(|| work.are_done(items)));
+        let asked = catch_unwind(AssertUnwindSafe(|| work.are_done(items, &self.control)));
         asked.map_or(Ok(Some(Vec::new())), unless_interrupted)
     }
 
@@ -168,7 +168,7 @@ impl ShardRun<'_> {
         for _ in 0..self.tries {
             // What a panic leaves half-done is done again, or the item is given up.
             let outcome = catch_unwind(AssertUnwindSafe(|| {
-                if may_be_done && work.are_done(std::slice::from_ref(item))? == [true] {
+                if may_be_done && work.are_done(std::slice::from_ref(item), &self.control)? == [true] {
                     return Ok(false);
                 }
                 work.item(item, &self.control).map(|()| true)

@@ -47,7 +47,7 @@ pub trait Work {
     ///
     /// # Errors
     /// If that cannot be told.
-    fn are_done(&mut self, items: &[Item<Self::Body>]) -> Result<Vec<bool>, Undone> {
+    fn are_done(&mut self, items: &[Item<Self::Body>], _control: &Control<'_>) -> Result<Vec<bool>, Undone> {
         Ok(vec![false; items.len()])
     }
 

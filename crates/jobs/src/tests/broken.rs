@@ -30,7 +30,7 @@ fn a_broken_manifest_is_an_error() {
             Err(Error::Broken { name, .. }) => assert_eq!(name, "manifest.json"),
             Err(error) => panic!("{error}"),
             // A changed letter of a text is another job, whose shards are verified.
-            Ok(other) => _ = other.run(&mut Notes::default(), &options(), &AtomicBool::new(true), |_| ()),
+            Ok(other) => _ = other.run(&mut Notes::default(), &options(), &stop_flag(true), |_| ()),
         }
     }
     objects.put("manifest.json", serde_json::to_vec(&json!({ "format": 2 })).unwrap()).unwrap();
@@ -101,7 +101,7 @@ fn broken_claims_are_those_of_dead_runners() {
         job.objects.put(&format!("claims/{name}"), "{}").unwrap();
     }
     assert_eq!(job.status().unwrap().claimed.len(), number);
-    let (stop, began) = (AtomicBool::new(false), std::time::Instant::now());
+    let (stop, began) = (stop_flag(false), std::time::Instant::now());
     // A claim of the last number that there is has no successor: nobody wrote it in good order.
     let report = std::thread::scope(|scope| {
         scope.spawn(|| {

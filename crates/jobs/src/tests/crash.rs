@@ -25,7 +25,7 @@ fn child() {
     let claim_timeout = Duration::from_millis(150);
     let options = RunOptions { index: env::var(INDEX).unwrap().parse().unwrap(), claim_timeout, ..options() };
     let mut notes = Notes { pause: Duration::from_millis(10), ..Notes::default() };
-    let report = job.run(&mut notes, &options, &AtomicBool::new(false), |_| ()).unwrap();
+    let report = job.run(&mut notes, &options, &stop_flag(false), |_| ()).unwrap();
     assert!(report.complete);
 }
 

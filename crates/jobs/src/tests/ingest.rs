@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::Arc;
 
 use object_store::memory::InMemory;
 use object_store::throttle::{ThrottleConfig, ThrottledStore};
@@ -44,7 +43,7 @@ impl Machine {
         let method: Arc<dyn FusionMethod> = METHODS.parse(method).unwrap();
         let mut work =
             IngestWork::new(&self.engine, method, true, Duration::from_secs(20), |why| panic!("{why}"));
-        job.run(&mut work, &options(), &AtomicBool::new(false), |_| ()).unwrap()
+        job.run(&mut work, &options(), &stop_flag(false), |_| ()).unwrap()
     }
 }
 

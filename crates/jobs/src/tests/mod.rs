@@ -10,6 +10,7 @@ mod run;
 mod status;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -64,7 +65,7 @@ impl Work for Notes {
         format!("item {}", item.id)
     }
 
-    fn are_done(&mut self, items: &[Item<Body>]) -> Result<Vec<bool>, Undone> {
+    fn are_done(&mut self, items: &[Item<Body>], _: &Control<'_>) -> Result<Vec<bool>, Undone> {
         if items.iter().any(|item| item.body == Body::PanicsEarly) {
             panic!("before it began");
         }
@@ -140,8 +141,12 @@ fn options() -> RunOptions {
     RunOptions { host: "here".to_owned(), claim_timeout: Duration::from_millis(400), ..RunOptions::default() }
 }
 
+fn stop_flag(is_set: bool) -> Arc<AtomicBool> {
+    Arc::new(AtomicBool::new(is_set))
+}
+
 fn run(job: &Job, work: &mut Notes) -> RunReport {
-    job.run(work, &options(), &AtomicBool::new(false), |_| ()).unwrap()
+    job.run(work, &options(), &stop_flag(false), |_| ()).unwrap()
 }
 
 /// Ids of all items that results hold, in the order of shards.

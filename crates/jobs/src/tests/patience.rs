@@ -1,6 +1,5 @@
 //! An object store that does not answer for a while.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use object_store::memory::InMemory;
@@ -54,7 +53,7 @@ impl Hanging {
 fn a_claim_does_not_age_while_the_object_store_is_away() {
     let (slow, objects) = Hanging::new();
     let mut job = planned(&objects, &items(1), 1);
-    job.objects = job.objects.with_patience(MINUTE);
+    job.objects = job.objects.with_patience(MINUTE, &stop_flag(false));
     job.objects.put("claims/000000.1", "{}").unwrap();
     let mut watch = Watch::default();
     let mut take = |job: &Job| {
@@ -88,7 +87,7 @@ fn a_runner_waits_for_an_object_store_that_comes_back_and_not_for_ever() {
     let began = Instant::now();
     let report = std::thread::scope(|scope| {
         let mut notes = Notes { pause: Duration::from_millis(100), ..Notes::default() };
-        let stop = AtomicBool::new(false);
+        let stop = stop_flag(false);
         let runner = scope.spawn({
             let job = &job;
             move || job.run(&mut notes, &options(), &stop, |_| ()).unwrap()
@@ -105,6 +104,23 @@ fn a_runner_waits_for_an_object_store_that_comes_back_and_not_for_ever() {
 
     hang(Duration::from_secs(60));
     let options = RunOptions { patience: Duration::from_millis(300), ..options() };
-    let error = job.run(&mut Notes::default(), &options, &AtomicBool::new(false), |_| ()).unwrap_err();
+    let error = job.run(&mut Notes::default(), &options, &stop_flag(false), |_| ()).unwrap_err();
     assert!(error.to_string().contains("memory:///job"), "{error}");
+}
+
+#[test]
+fn a_runner_that_is_to_stop_does_not_wait_for_an_object_store() {
+    let (slow, objects) = Hanging::new();
+    let job = planned(&objects, &items(4), 4);
+    let (stop, began) = (stop_flag(false), Instant::now());
+    let mut notes = Notes { pause: Duration::from_millis(50), ..Notes::default() };
+    // Work can be kept no more, nor the claim given back.
+    let error = job.run(&mut notes, &options(), &stop, |step| {
+        if step.weight == 20 {
+            slow.hang(MINUTE);
+            stop.store(true, Relaxed);
+        }
+    });
+    assert!(error.unwrap_err().to_string().contains("memory:///job"));
+    assert!(began.elapsed() < Duration::from_secs(20), "its patience is {:?}", options().patience);
 }

@@ -35,7 +35,7 @@ fn what_is_listed_is_not_tried_again() {
     let mut all = items(3);
     all[0].body = Body::Bad;
     let job = planned(&in_memory(), &all, 3);
-    let stop = AtomicBool::new(false);
+    let stop = stop_flag(false);
     job.run(&mut Notes::default(), &options(), &stop, |step| stop.store(step.weight == 20, Relaxed)).unwrap();
     let mut second = Notes::default();
     assert!(run(&job, &mut second).complete);
@@ -94,7 +94,7 @@ fn a_shard_on_which_a_runner_died_is_given_back_at_once() {
         serde_json::from_slice(&job.objects.get(&name, 9999).unwrap().unwrap()).unwrap()
     };
     for generation in [8, 9] {
-        let stop = AtomicBool::new(false);
+        let stop = stop_flag(false);
         let timeout = if generation == 8 { options().claim_timeout } else { MINUTE };
         let options = RunOptions { claim_timeout: timeout, ..options() };
         let begun = |step: crate::RunProgress| step.shard.is_some();
@@ -109,7 +109,7 @@ fn a_shard_on_which_a_runner_died_is_given_back_at_once() {
     // Nobody waits for a claim that was given back, and it is no death.
     let options = RunOptions { claim_timeout: MINUTE, ..options() };
     let mut notes = Notes { keeps: true, ..Notes::default() };
-    assert!(job.run(&mut notes, &options, &AtomicBool::new(false), |_| ()).unwrap().complete);
+    assert!(job.run(&mut notes, &options, &stop_flag(false), |_| ()).unwrap().complete);
     assert_eq!(notes.tried.keys().collect::<Vec<_>>(), ["i001", "i002", "i003"]);
     assert_eq!(job.results().unwrap()[0].1.deaths, 1);
     assert!(names(&job, "claims").is_empty());
@@ -125,7 +125,7 @@ fn a_claim_hands_on_what_is_kept_and_who_died_since() {
     dead(&job, Some("i001"), History { kept: 1, deaths: 2, at });
     let mut notes = Notes { keeps: true, pause: Duration::from_millis(30), ..Notes::default() };
     let options = RunOptions { tries: 9, claim_timeout: Duration::from_millis(100), ..options() };
-    let stop = AtomicBool::new(false);
+    let stop = stop_flag(false);
     let mut first = None;
     let report = job.run(&mut notes, &options, &stop, |step| {
         if step.shard.is_some() && first.is_none() {

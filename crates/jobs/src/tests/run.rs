@@ -14,7 +14,7 @@ fn every_item_is_done_once_and_a_done_job_has_nothing_left() {
     let job = planned(&in_memory(), &all, 5);
     let (mut notes, mut told) = (Notes::default(), Vec::new());
     notes.before = vec!["i004".to_owned()];
-    let report = job.run(&mut notes, &options(), &AtomicBool::new(false), |step| told.push(step)).unwrap();
+    let report = job.run(&mut notes, &options(), &stop_flag(false), |step| told.push(step)).unwrap();
     assert!(report.complete && report.broken.is_empty());
     assert_eq!((report.shards, report.tally.items, report.tally.weight), (5, 22, 220));
     assert_eq!(notes.done.len(), 22);
@@ -37,7 +37,7 @@ fn runners_at_once_share_the_shards() {
             move || {
                 let mut notes = Notes { pause: Duration::from_millis(2), ..Notes::default() };
                 let options = RunOptions { index, claim_timeout: MINUTE, ..options() };
-                let report = job.run(&mut notes, &options, &AtomicBool::new(false), |_| ()).unwrap();
+                let report = job.run(&mut notes, &options, &stop_flag(false), |_| ()).unwrap();
                 (report, notes)
             }
         };
@@ -54,7 +54,7 @@ fn runners_at_once_share_the_shards() {
 #[test]
 fn a_runner_that_is_stopped_gives_its_claim_back() {
     let job = planned(&in_memory(), &items(8), 4);
-    let stop = AtomicBool::new(false);
+    let stop = stop_flag(false);
     let mut notes = Notes::default();
     let report =
         job.run(&mut notes, &options(), &stop, |step| stop.store(step.weight == 20, Relaxed)).unwrap();
@@ -62,7 +62,7 @@ fn a_runner_that_is_stopped_gives_its_claim_back() {
     assert!(names(&job, "claims").is_empty() && names(&job, "done").is_empty());
     // Interrupted in the middle of an item it ends as well.
     let mut slow = Notes { pause: Duration::from_millis(20), ..Notes::default() };
-    let stop = AtomicBool::new(false);
+    let stop = stop_flag(false);
     let report = std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(50));
@@ -73,7 +73,7 @@ fn a_runner_that_is_stopped_gives_its_claim_back() {
     assert!(!report.complete && names(&job, "claims").is_empty());
     // Nothing has to be waited for.
     let options = RunOptions { claim_timeout: MINUTE, ..options() };
-    assert!(job.run(&mut Notes::default(), &options, &AtomicBool::new(false), |_| ()).unwrap().complete);
+    assert!(job.run(&mut Notes::default(), &options, &stop_flag(false), |_| ()).unwrap().complete);
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn a_dead_claim_is_taken_over_and_a_live_one_is_not() {
 fn a_live_claim_outlasts_the_own_shard_of_another_runner() {
     let job = planned(&in_memory(), &items(2), 1);
     let live = claimed(&job, 1, Duration::from_millis(400));
-    let stop = AtomicBool::new(false);
+    let stop = stop_flag(false);
     let mut notes = Notes { pause: Duration::from_millis(800), ..Notes::default() };
     // Nothing is left for it but to wait.
     let waits = |step: crate::RunProgress| step.shard.is_none();
@@ -144,7 +144,7 @@ fn two_owners_of_a_shard_cost_time_only() {
     let all = items(6);
     let job = planned(&in_memory(), &all, 6);
     // The first owner sleeps through its time, as a machine that was suspended, and wakes when the second one is done.
-    let (mut slow, stop) = (Notes::default(), AtomicBool::new(false));
+    let (mut slow, stop) = (Notes::default(), stop_flag(false));
     let first = Held::acquire(&job, 0, &[], &Watch::default(), ("first", MINUTE)).unwrap().unwrap();
     let mut watch = Watch::default();
     watch.see(&job.look().unwrap());
@@ -162,7 +162,7 @@ fn two_owners_of_a_shard_cost_time_only() {
             runner,
             tries: 3,
             held,
-            control: Control { stop: &stop, lost: &AtomicBool::new(false) },
+            control: Control { stop: &stop, lost: &stop_flag(false) },
             tally: &mut tally,
             progress: &mut progress,
             tell: &mut |_| (),
@@ -178,8 +178,7 @@ fn two_owners_of_a_shard_cost_time_only() {
 #[test]
 fn a_runner_whose_shard_another_has_leaves_it() {
     let job = planned(&in_memory(), &items(40), 40);
-    let (mut slow, stop) =
-        (Notes { pause: Duration::from_millis(20), ..Notes::default() }, AtomicBool::new(false));
+    let (mut slow, stop) = (Notes { pause: Duration::from_millis(20), ..Notes::default() }, stop_flag(false));
     let report = std::thread::scope(|scope| {
         let runner = scope.spawn(|| {
             let options = RunOptions { claim_timeout: Duration::from_millis(500), ..options() };
@@ -201,7 +200,7 @@ fn a_machine_at_fault_ends_its_runner_and_not_the_item() {
         all[1].body = body;
         let job = planned(&in_memory(), &all, 3);
         let options = RunOptions { tries: 1, ..options() };
-        let error = job.run(&mut Notes::default(), &options, &AtomicBool::new(false), |_| ()).unwrap_err();
+        let error = job.run(&mut Notes::default(), &options, &stop_flag(false), |_| ()).unwrap_err();
         assert_eq!(error.to_string(), reason);
         assert!(names(&job, "claims").is_empty() && job.failed().unwrap().is_empty());
     }

@@ -11,7 +11,7 @@ fn the_status_counts_what_is_done_claimed_and_open() {
     let status = job.status().unwrap();
     assert_eq!((status.shards, status.done, status.open, status.items), (4, 0, 4, 12));
     assert_eq!((status.rate, status.seconds_left, status.is_complete()), (0.0, None, false));
-    let stop = AtomicBool::new(false);
+    let stop = stop_flag(false);
     job.run(&mut Notes::default(), &options(), &stop, |step| stop.store(step.done == 1, Relaxed)).unwrap();
     let timeout = Duration::from_secs(60);
     let held = Held::acquire(&job, 2, &[], &Watch::default(), ("someone", timeout)).unwrap().unwrap();
