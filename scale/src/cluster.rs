@@ -24,7 +24,9 @@ pub(crate) enum WorkerEvent {
     /// The worker takes requests. The first report after it joined has all its chunks, and each later one the difference to the one before
     /// or all of them again.
     Reported(WorkerId, Box<Report>),
-    /// The worker takes no more requests: it stops, is unreachable, or has been silent for too long.
+    /// The worker takes no more requests, and ends those that it has or breaks their connections off.
+    Closed(WorkerId),
+    /// The worker is silent or gone, so that what it has is not waited for.
     Left(WorkerId),
 }
 

@@ -227,6 +227,9 @@ async fn response(mut pieces: ManyOut<Piece>, ended: Ended) -> Result<Response<B
     response.body(body.boxed()).map_err(|error| Lost(format!("its response has a wrong head: {error}")))
 }
 
+/// The longest time for which a worker that the discovery has no more may end the requests that it has.
+const MAX_DRAIN: Duration = Duration::from_secs(600);
+
 /// Follows the discovery and the published reports.
 struct Follower {
     cluster: Dynamo,
@@ -234,11 +237,11 @@ struct Follower {
     known: HashMap<WorkerId, Known>,
 }
 
-/// A worker that takes requests.
+/// A worker that the discovery has, or had.
 struct Known {
-    /// Epoch and sequence number of its last report.
-    seen: (u64, u64),
-    /// When it came.
+    /// Epoch and sequence number of its last report; none where it takes no requests.
+    seen: Option<(u64, u64)>,
+    /// When that became known.
     at: Instant,
 }
 
@@ -277,13 +280,13 @@ impl Follower {
         let worker = WorkerId(event.instance);
         let Some(known) = self.known.get_mut(&worker) else { return };
         if event.report.stopping {
-            return self.leave(worker, "it stops");
+            return self.close(worker, "it stops");
         }
         let newer = (event.report.epoch, event.report.sequence);
-        if event.since == Some(known.seen) {
-            *known = Known { seen: newer, at: Instant::now() };
+        if known.seen.is_some() && event.since == known.seen {
+            *known = Known { seen: Some(newer), at: Instant::now() };
             let _ = self.sender.send(WorkerEvent::Reported(worker, Box::new(event.report)));
-        } else if newer.0 != known.seen.0 || newer.1 > known.seen.1 {
+        } else if known.seen.is_none_or(|seen| newer.0 != seen.0 || newer.1 > seen.1) {
             tracing::debug!(%worker, "a report was missed");
             self.ask(&[worker]).await;
         }
@@ -294,7 +297,18 @@ impl Follower {
         let there: Vec<WorkerId> = self.cluster.client.instance_ids().into_iter().map(WorkerId).collect();
         let gone: Vec<WorkerId> =
             self.known.keys().filter(|worker| !there.contains(worker)).copied().collect();
-        gone.into_iter().for_each(|worker| self.leave(worker, "the discovery does not have it any more"));
+        for worker in gone {
+            // A worker leaves the discovery before it ends its last requests.
+            match self.known.get(&worker) {
+                Some(known) if known.seen.is_some() => {
+                    self.close(worker, "the discovery does not have it any more");
+                }
+                Some(known) if known.at.elapsed() > MAX_DRAIN => {
+                    self.leave(worker, "it has not ended its requests");
+                }
+                _ => {}
+            }
+        }
         let is_silent =
             |worker: &WorkerId| self.known.get(worker).is_none_or(|known| known.at.elapsed() > MAX_SILENCE);
         let asked: Vec<WorkerId> = there.into_iter().filter(is_silent).collect();
@@ -308,13 +322,21 @@ impl Follower {
         for (worker, report) in workers.iter().zip(reports) {
             match report {
                 Ok(report) if !report.stopping => {
-                    let seen = (report.epoch, report.sequence);
+                    let seen = Some((report.epoch, report.sequence));
                     self.known.insert(*worker, Known { seen, at: Instant::now() });
                     let _ = self.sender.send(WorkerEvent::Reported(*worker, report));
                 }
-                Ok(_) => self.leave(*worker, "it stops"),
+                Ok(_) => self.close(*worker, "it stops"),
                 Err(Lost(reason)) => self.leave(*worker, &reason),
             }
+        }
+    }
+
+    fn close(&mut self, worker: WorkerId, reason: &str) {
+        let known = self.known.insert(worker, Known { seen: None, at: Instant::now() });
+        if known.is_some_and(|known| known.seen.is_some()) {
+            tracing::info!(%worker, reason, "a worker takes no more requests");
+            let _ = self.sender.send(WorkerEvent::Closed(worker));
         }
     }
 

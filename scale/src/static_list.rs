@@ -46,8 +46,10 @@ struct Polled {
     authority: Authority,
     client: Client<HttpConnector, Full<Bytes>>,
     signature: HeaderValue,
-    /// Epoch and sequence number of the last report; none where the worker is not known to be there.
+    /// Epoch and sequence number of the last report; none where the worker takes no requests.
     seen: Option<(u64, u64)>,
+    /// Whether the worker was told of, and not that it left.
+    is_known: bool,
     timeouts: u32,
 }
 
@@ -88,6 +90,7 @@ impl Cluster for StaticList {
                 client: self.client.clone(),
                 signature: self.signature.clone(),
                 seen: None,
+                is_known: false,
                 timeouts: 0,
             };
             unfold((worker, false), |(mut worker, waits)| async move {
@@ -153,23 +156,29 @@ impl Polled {
         match asked.unwrap_or(Err(NoReport::TimedOut)) {
             Ok(report) if !report.stopping => {
                 (self.seen, self.timeouts) = (Some((report.epoch, report.sequence)), 0);
+                self.is_known = true;
                 return Some(WorkerEvent::Reported(self.id, report));
             }
             Err(NoReport::TimedOut) if self.timeouts + 1 < MAX_TIMEOUTS => {
                 self.timeouts += 1;
                 return None;
             }
-            Ok(_) => tracing::info!(worker = %self.authority, "a worker stops"),
-            Err(NoReport::TimedOut) if self.seen.is_some() => {
-                tracing::warn!(worker = %self.authority, "a worker is silent");
+            Err(NoReport::TimedOut) => {
+                if self.is_known {
+                    tracing::warn!(worker = %self.authority, "a worker is silent");
+                }
+                (self.seen, self.timeouts) = (None, 0);
+                return std::mem::take(&mut self.is_known).then_some(WorkerEvent::Left(self.id));
             }
+            Ok(_) if self.seen.is_some() => tracing::info!(worker = %self.authority, "a worker stops"),
+            // A worker that ends its last requests takes no more connections, and one that has ended has broken them off.
             Err(NoReport::Failed(reason)) if self.seen.is_some() => {
-                tracing::warn!(worker = %self.authority, reason, "a worker is gone");
+                tracing::warn!(worker = %self.authority, reason, "a worker cannot be asked");
             }
-            Err(_) => {}
+            Ok(_) | Err(NoReport::Failed(_)) => {}
         }
         self.timeouts = 0;
-        self.seen.take().map(|_| WorkerEvent::Left(self.id))
+        self.seen.take().map(|_| WorkerEvent::Closed(self.id))
     }
 
     async fn report(&self) -> Result<Box<Report>, NoReport> {
@@ -192,5 +201,45 @@ impl Polled {
             return Err(NoReport::Failed(format!("status {}", head.status)));
         }
         serde_json::from_slice(&bytes).map_err(|error| failed(&error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use axum::Json;
+    use axum::routing::get;
+    use refrain_server::{HeldChunks, Listener, ModelCard, Rates};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_worker_that_stops_is_closed() {
+        let (name, fingerprint, version) = ("m".into(), "f".into(), "0".into());
+        let model = ModelCard { name, fingerprint, kv_bytes_per_token: 1, version, numerics: "n".into() };
+        let (chunks, rates) = (HeldChunks::All(Vec::new()), Rates::default());
+        let (epoch, sequence, running, waiting, stopping) = (1, 1, 0, 0, false);
+        let report = Report { epoch, sequence, chunks, running, waiting, rates, stopping, model };
+        let told = Arc::new(Mutex::new(report));
+        let answer = {
+            let told = told.clone();
+            move || async move { Json(told.lock().unwrap().clone()) }
+        };
+        let routes = axum::Router::new().route("/internal/report", get(answer));
+        let listener = Listener::bind(([127, 0, 0, 1], 0).into(), None).await.unwrap();
+        let url = format!("http://{}", listener.address().unwrap());
+        let minute = Duration::from_secs(60);
+        let server =
+            tokio::spawn(listener.serve_routes(routes, (minute, minute), std::future::pending(), async {}));
+        let mut events = StaticList::new(&[url], HeaderValue::from_static("x")).unwrap().state_events();
+        assert!(matches!(events.next().await, Some(WorkerEvent::Reported(..))));
+        told.lock().unwrap().stopping = true;
+        let next = events.next().await;
+        assert!(matches!(next, Some(WorkerEvent::Closed(WorkerId(0)))), "{next:?}");
+        told.lock().unwrap().stopping = false;
+        assert!(matches!(events.next().await, Some(WorkerEvent::Reported(..))));
+        server.abort();
+        drop(told);
     }
 }

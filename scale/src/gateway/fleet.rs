@@ -15,7 +15,7 @@ use crate::cluster::{WorkerEvent, WorkerId};
 const RATES: refrain_route::Rates =
     refrain_route::Rates { prefill: 3000.0, local: 1e9, remote: 100e6, remote_latency: 0.02, service: 0.1 };
 
-/// All workers that take requests. A clone is cheap and shares everything.
+/// All workers, and which of them take requests. A clone is cheap and shares everything.
 #[derive(Clone)]
 pub(crate) struct Fleet(Arc<Mutex<Inner>>);
 
@@ -33,6 +33,8 @@ struct Worker {
     model: ModelCard,
     /// Reports that the router has taken.
     taken: u64,
+    /// Whether it takes requests.
+    is_open: bool,
     /// Whether a request was lost there since the last report.
     is_suspect: bool,
     /// Is cancelled when the worker leaves.
@@ -107,6 +109,7 @@ impl Fleet {
     /// Takes over what became known of a worker.
     pub(crate) fn apply(&self, event: WorkerEvent) {
         match event {
+            WorkerEvent::Closed(worker) => self.inner().close(worker),
             WorkerEvent::Left(worker) => self.inner().leave(worker),
             WorkerEvent::Reported(worker, report) => self.inner().report(worker, *report),
         }
@@ -145,10 +148,11 @@ impl Fleet {
 
     /// All workers that take requests.
     pub(crate) fn ids(&self) -> Vec<WorkerId> {
-        self.inner().workers.keys().copied().collect()
+        let inner = self.inner();
+        inner.workers.iter().filter(|(_, worker)| worker.is_open).map(|(id, _)| *id).collect()
     }
 
-    /// What is known of all workers.
+    /// What is known of all workers that take requests.
     pub(crate) fn status(&self) -> BTreeMap<String, WorkerStatus> {
         let inner = self.inner();
         let status = |(worker, known): (&WorkerId, &Worker)| {
@@ -166,22 +170,30 @@ impl Fleet {
             };
             Some((worker.to_string(), status))
         };
-        inner.workers.iter().filter_map(status).collect()
+        inner.workers.iter().filter(|(_, worker)| worker.is_open).filter_map(status).collect()
     }
 }
 
 impl Inner {
-    fn leave(&mut self, worker: WorkerId) {
-        let Some(known) = self.workers.remove(&worker) else { return };
-        known.gone.cancel();
-        tracing::info!(%worker, "a worker left");
-        let fingerprint = known.model.fingerprint;
+    /// Takes a worker out of the choice. The requests that it has go on.
+    fn close(&mut self, worker: WorkerId) {
+        let Some(known) = self.workers.get_mut(&worker).filter(|known| known.is_open) else { return };
+        known.is_open = false;
+        tracing::info!(%worker, "a worker takes no more requests");
+        let fingerprint = known.model.fingerprint.clone();
         if let Some(router) = self.routers.get_mut(&fingerprint) {
             router.remove(id(worker));
         }
-        if !self.workers.values().any(|other| other.model.fingerprint == fingerprint) {
+        if !self.workers.values().any(|other| other.is_open && other.model.fingerprint == fingerprint) {
             self.routers.remove(&fingerprint);
         }
+    }
+
+    fn leave(&mut self, worker: WorkerId) {
+        self.close(worker);
+        let Some(known) = self.workers.remove(&worker) else { return };
+        known.gone.cancel();
+        tracing::info!(%worker, "a worker left");
     }
 
     fn report(&mut self, worker: WorkerId, report: Report) {
@@ -203,11 +215,12 @@ impl Inner {
             Worker {
                 model: report.model.clone(),
                 taken: 0,
+                is_open: true,
                 is_suspect: false,
                 gone: CancellationToken::new(),
             }
         });
-        known.is_suspect = false;
+        (known.is_open, known.is_suspect) = (true, false);
         let (added, removed) = match report.chunks {
             HeldChunks::Changed { added, removed } => (added, removed),
             HeldChunks::All(keys) => {

@@ -4,6 +4,7 @@ mod real;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use axum::body::Body;
@@ -28,6 +29,8 @@ enum Act {
     /// Begins a response of this type, and is lost after these pieces of it.
     Break(&'static str, &'static [&'static str]),
     Stream(&'static [&'static str]),
+    /// Answers after a while.
+    Late(&'static str),
     /// Never answers.
     Hang,
 }
@@ -73,6 +76,10 @@ impl Cluster for Script {
         match act {
             Act::Answer(status, text) => {
                 Ok(response(status, "application/json", body([Ok(Bytes::from_static(text.as_bytes()))])))
+            }
+            Act::Late(text) => {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                Ok(response(200, "application/json", body([Ok(Bytes::from_static(text.as_bytes()))])))
             }
             Act::Lose => Err(Lost("as the script says".to_owned())),
             Act::Break(kind, pieces) => {
@@ -317,6 +324,31 @@ async fn a_request_leaves_a_worker_that_hangs_when_it_is_given_up() {
     };
     let (answer, ()) = tokio::join!(chat(&gateway), given_up);
     assert_eq!(answer, (StatusCode::OK, "fine".to_owned()));
+}
+
+#[tokio::test]
+async fn a_worker_that_takes_no_more_requests_ends_those_that_it_has() {
+    let (gateway, script) = gateway(2, &[Act::Late("late")]);
+    let closed = async {
+        while asked(&script).is_empty() {
+            tokio::task::yield_now().await;
+        }
+        gateway.0.fleet.apply(WorkerEvent::Closed(WorkerId(asked(&script)[0])));
+    };
+    let (answer, ()) = tokio::join!(chat(&gateway), closed);
+    assert_eq!(answer, (StatusCode::OK, "late".to_owned()));
+    let first = asked(&script)[0];
+    assert_eq!(gateway.0.fleet.ids(), [WorkerId(1 - first)]);
+    assert_eq!(gateway.0.fleet.status().len(), 1);
+    chat(&gateway).await;
+    assert_eq!(asked(&script), [first, 1 - first]);
+    // It comes back, as a worker that was started anew does.
+    gateway.0.fleet.apply(WorkerEvent::Reported(WorkerId(first), report(&[], 0)));
+    assert_eq!(gateway.0.fleet.ids().len(), 2);
+    for worker in 0..2 {
+        gateway.0.fleet.apply(WorkerEvent::Closed(WorkerId(worker)));
+    }
+    assert!(chat(&gateway).await.1.contains("no_worker"));
 }
 
 #[tokio::test]
