@@ -279,8 +279,8 @@ impl Follower {
     async fn heard(&mut self, event: Published) {
         let worker = WorkerId(event.instance);
         let Some(known) = self.known.get_mut(&worker) else { return };
-        if event.report.stopping {
-            return self.close(worker, "it stops");
+        if !event.report.takes_requests() {
+            return self.close(worker, "it stops, or is not ready");
         }
         let newer = (event.report.epoch, event.report.sequence);
         if known.seen.is_some() && event.since == known.seen {
@@ -321,12 +321,12 @@ impl Follower {
         let reports = futures_util::future::join_all(asked).await;
         for (worker, report) in workers.iter().zip(reports) {
             match report {
-                Ok(report) if !report.stopping => {
+                Ok(report) if report.takes_requests() => {
                     let seen = Some((report.epoch, report.sequence));
                     self.known.insert(*worker, Known { seen, at: Instant::now() });
                     let _ = self.sender.send(WorkerEvent::Reported(*worker, report));
                 }
-                Ok(_) => self.close(*worker, "it stops"),
+                Ok(_) => self.close(*worker, "it stops, or is not ready"),
                 Err(Lost(reason)) => self.leave(*worker, &reason),
             }
         }

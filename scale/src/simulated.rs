@@ -303,6 +303,7 @@ async fn report(
             waiting: inner.waiting.load(Relaxed),
             rates: Rates { seconds, tokens_per_second: inner.simulation.prefill, bytes_per_second: 0.0 },
             stopping: inner.is_stopping.load(Relaxed),
+            ready: true,
             model,
         }))
     };

@@ -154,7 +154,7 @@ impl Polled {
     async fn poll(&mut self) -> Option<WorkerEvent> {
         let asked = timeout(REPORT_TIMEOUT, self.report()).await;
         match asked.unwrap_or(Err(NoReport::TimedOut)) {
-            Ok(report) if !report.stopping => {
+            Ok(report) if report.takes_requests() => {
                 (self.seen, self.timeouts) = (Some((report.epoch, report.sequence)), 0);
                 self.is_known = true;
                 return Some(WorkerEvent::Reported(self.id, report));
@@ -170,7 +170,9 @@ impl Polled {
                 (self.seen, self.timeouts) = (None, 0);
                 return std::mem::take(&mut self.is_known).then_some(WorkerEvent::Left(self.id));
             }
-            Ok(_) if self.seen.is_some() => tracing::info!(worker = %self.authority, "a worker stops"),
+            Ok(report) if self.seen.is_some() => {
+                tracing::info!(worker = %self.authority, report.stopping, "a worker takes no requests now");
+            }
             // A worker that ends its last requests takes no more connections, and one that has ended has broken them off.
             Err(NoReport::Failed(reason)) if self.seen.is_some() => {
                 tracing::warn!(worker = %self.authority, reason, "a worker cannot be asked");
@@ -215,12 +217,12 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_worker_that_stops_is_closed() {
+    async fn a_worker_that_stops_or_is_not_ready_is_closed() {
         let (name, fingerprint, version) = ("m".into(), "f".into(), "0".into());
         let model = ModelCard { name, fingerprint, kv_bytes_per_token: 1, version, numerics: "n".into() };
         let (chunks, rates) = (HeldChunks::All(Vec::new()), Rates::default());
-        let (epoch, sequence, running, waiting, stopping) = (1, 1, 0, 0, false);
-        let report = Report { epoch, sequence, chunks, running, waiting, rates, stopping, model };
+        let (epoch, sequence, running, waiting, stopping, ready) = (1, 1, 0, 0, false, true);
+        let report = Report { epoch, sequence, chunks, running, waiting, rates, stopping, ready, model };
         let told = Arc::new(Mutex::new(report));
         let answer = {
             let told = told.clone();
@@ -234,12 +236,17 @@ mod tests {
             tokio::spawn(listener.serve_routes(routes, (minute, minute), std::future::pending(), async {}));
         let mut events = StaticList::new(&[url], HeaderValue::from_static("x")).unwrap().state_events();
         assert!(matches!(events.next().await, Some(WorkerEvent::Reported(..))));
-        told.lock().unwrap().stopping = true;
-        let next = events.next().await;
-        assert!(matches!(next, Some(WorkerEvent::Closed(WorkerId(0)))), "{next:?}");
-        told.lock().unwrap().stopping = false;
-        assert!(matches!(events.next().await, Some(WorkerEvent::Reported(..))));
+        let tell = |stopping, ready| {
+            let mut told = told.lock().unwrap();
+            (told.stopping, told.ready) = (stopping, ready);
+        };
+        for (stopping, ready) in [(true, true), (false, false)] {
+            tell(stopping, ready);
+            let next = events.next().await;
+            assert!(matches!(next, Some(WorkerEvent::Closed(WorkerId(0)))), "{next:?}");
+            tell(false, true);
+            assert!(matches!(events.next().await, Some(WorkerEvent::Reported(..))));
+        }
         server.abort();
-        drop(told);
     }
 }

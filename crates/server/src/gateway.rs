@@ -56,8 +56,23 @@ pub struct Report {
     pub rates: Rates,
     /// Whether the server shuts down and takes no more requests.
     pub stopping: bool,
+    /// Whether it can take requests: it has compared its documents with those of other machines, and its device computes. A server of an older
+    /// version does not tell it.
+    #[serde(default = "is_ready_unless_told")]
+    pub ready: bool,
     /// The served model.
     pub model: ModelCard,
+}
+
+fn is_ready_unless_told() -> bool {
+    true
+}
+
+impl Report {
+    /// Whether the server takes requests.
+    pub fn takes_requests(&self) -> bool {
+        self.ready && !self.stopping
+    }
 }
 
 /// What a server measures of itself, as averages of its latest requests. 0 where nothing is known yet.

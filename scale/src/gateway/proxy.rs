@@ -133,7 +133,13 @@ impl Gateway {
             match self.attempt(asked.request.request()?, booking).await {
                 Attempt::Answered(whole) => return Ok(whole.response()),
                 Attempt::Begun(begun) => return Ok(self.forward(asked, *begun)),
-                Attempt::Refused(response) => refused = Some(response),
+                Attempt::Refused(response) => {
+                    // A worker that refuses for another reason than a full queue refuses the next request as well.
+                    if response.status == StatusCode::SERVICE_UNAVAILABLE {
+                        self.0.fleet.suspect(worker);
+                    }
+                    refused = Some(response);
+                }
                 Attempt::Lost(Lost(reason)) => {
                     self.0.fleet.suspect(worker);
                     tracing::warn!(%worker, reason, "a request goes to another worker")

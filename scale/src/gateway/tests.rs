@@ -103,6 +103,7 @@ fn report(keys: &[u64], waiting: usize) -> Box<Report> {
         waiting,
         rates: Rates::default(),
         stopping: false,
+        ready: true,
         model,
     })
 }
@@ -160,6 +161,17 @@ async fn a_request_goes_to_two_other_workers_before_it_fails() {
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{text}");
     assert!(text.contains("no_worker"), "{text}");
     assert_eq!(asked(&script).len(), 3);
+}
+
+#[tokio::test]
+async fn a_worker_that_answers_503_is_not_chosen_before_its_next_report() {
+    let (gateway, script) = gateway(2, &[Act::Answer(503, "its GPU has failed")]);
+    for _ in 0..3 {
+        assert_eq!(chat(&gateway).await.0, StatusCode::OK);
+    }
+    let workers = asked(&script);
+    assert_eq!(workers.len(), 4);
+    assert!(workers[1..].iter().all(|worker| *worker != workers[0]), "{workers:?}");
 }
 
 #[tokio::test]

@@ -64,8 +64,9 @@ fn report_of(app: &App, seen: Option<(u64, u64)>) -> Result<Report> {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         numerics: engine.numerics().to_owned(),
     };
+    let ready = app.state.corpus.is_synced() && engine.decoder().device().failure().is_none();
     let stopping = app.is_stopping();
-    Ok(Report { epoch, sequence, chunks, running, waiting, rates, stopping, model })
+    Ok(Report { epoch, sequence, chunks, running, waiting, rates, stopping, ready, model })
 }
 
 /// The chunks of the prompt of a request to `/v1/chat/completions`.

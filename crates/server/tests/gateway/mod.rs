@@ -35,6 +35,7 @@ async fn the_planned_chunks_of_a_request_are_those_that_are_held_after_it() {
     let before = report(&router, None).await;
     assert_eq!(before.chunks, HeldChunks::All(Vec::new()));
     assert_eq!((before.running, before.waiting, before.stopping), (0, 0, false));
+    assert!(before.takes_requests());
     let anna = sign_tenant(&key(1), "anna", "a1");
     let plan = |tenant: String| {
         let router = router.clone();
