@@ -11,6 +11,13 @@ use utoipa::ToSchema;
 /// Seconds after which an incomplete removal, or a request for what only the object store can tell, can be sent again.
 const RETRY_OBJECT_STORE: u64 = 10;
 
+/// The code of requests that a server ends or refuses since it shuts down.
+const SHUTTING_DOWN: &str = "shutting_down";
+/// The code of requests that a server cannot answer since its device has failed for good.
+const DEVICE_FAILED: &str = "device_failed";
+/// Codes of errors that lie in the server alone: another server may answer the request.
+pub const SERVER_FAILURES: [&str; 2] = [SHUTTING_DOWN, DEVICE_FAILED];
+
 /// Seconds after which a request can be sent again that the device has no memory for.
 const RETRY_DEVICE: u64 = 5;
 
@@ -76,8 +83,8 @@ impl ApiError {
 
     /// The server takes no more requests.
     pub(crate) fn shutting_down() -> ApiError {
-        let message = "the server is shutting down";
-        ApiError { retry_after: Some(5), ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+        let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down");
+        ApiError { retry_after: Some(5), ..error.with_code(SHUTTING_DOWN) }
     }
 
     /// The time of a request is over.
@@ -164,7 +171,7 @@ impl From<EngineError> for ApiError {
             }
             EngineError::DeviceFailure(_) => {
                 tracing::error!(error = message, "the device has failed");
-                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("device_failed")
+                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code(DEVICE_FAILED)
             }
             error => ApiError::internal(&error),
         }

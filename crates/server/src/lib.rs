@@ -39,7 +39,7 @@ pub const REQUEST_ID: axum::http::HeaderName = axum::http::HeaderName::from_stat
 const TEXT_LOG: &str = "refrain::text";
 
 pub use api::router;
-pub use api_error::ApiError;
+pub use api_error::{ApiError, SERVER_FAILURES};
 pub use api_keys::{ApiKeys, ApiKeysError};
 pub use app::App;
 pub use body::receive;

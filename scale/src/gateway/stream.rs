@@ -8,11 +8,12 @@ use axum::body::Body;
 use axum::http::Response;
 use bytes::Bytes;
 use futures_util::stream::unfold;
-use serde_json::json;
+use refrain_server::SERVER_FAILURES;
+use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::Gateway;
-use super::events::Events;
+use super::events::{Events, data};
 use super::fleet::Booking;
 use super::metrics::Replay;
 use super::proxy::{Asked, MAX_TRIES, end_to_end};
@@ -47,6 +48,20 @@ fn error_event(style: Style) -> Bytes {
         }
     };
     text.into()
+}
+
+/// Whether an event tells of an error that lies in its worker alone, so that another one may go on.
+fn is_failure(event: &[u8]) -> bool {
+    let Some(data) = data(event) else { return false };
+    // Nearly no event has one of these words, and only those that have are read.
+    let has = |code: &str| data.windows(code.len()).any(|part| part == code.as_bytes());
+    if !SERVER_FAILURES.into_iter().any(has) {
+        return false;
+    }
+    let value: Value = serde_json::from_slice(data).unwrap_or_default();
+    let is_code =
+        |value: &Value| value["error"]["code"].as_str().is_some_and(|code| SERVER_FAILURES.contains(&code));
+    is_code(&value) || is_code(&value["response"])
 }
 
 /// A stream that has begun.
@@ -140,6 +155,9 @@ impl Passing {
                 };
             };
             match event {
+                Ok(Some(event)) if is_failure(&event) => {
+                    self.replay("its worker stops, or its device has failed").await?;
+                }
                 Ok(Some(event)) => {
                     let event = transcript.take(event);
                     let has_caught_up = transcript.has_caught_up();

@@ -245,6 +245,28 @@ async fn another_worker_goes_on_with_a_stream() {
         assert_eq!(workers.len(), acts.len(), "no worker is asked twice: {acts:?}");
         assert_eq!(replays(&gateway), ["continued 1"]);
     }
+    // A worker that stops by itself says so in its stream.
+    for code in ["shutting_down", "device_failed"] {
+        let error = format!("data: {{\"error\":{{\"message\":\"m\",\"code\":\"{code}\"}}}}\n\n");
+        let error: &'static str = Box::leak(error.into_boxed_str());
+        for sent in 0..2 {
+            let mut stops = STREAM[0][..sent].to_vec();
+            stops.extend([error, STREAM[0][2]]);
+            let (gateway, script) = gateway(2, &[Act::Stream(stops.leak()), Act::Stream(STREAM[1])]);
+            let wanted = STREAM[if sent == 0 { 1 } else { 0 }].concat();
+            assert_eq!(streamed(&gateway, json!({})).await.1, wanted, "{code} {sent}");
+            assert_eq!(asked(&script).len(), 2);
+        }
+    }
+    // An error that any worker would tell, and a text with such a word, are passed on.
+    for told in
+        ["\"error\":{\"code\":\"timeout\"}", "\"choices\":[{\"delta\":{\"content\":\"device_failed\"}}]"]
+    {
+        let told: &'static str = Box::leak(format!("data: {{{told}}}\n\n").into_boxed_str());
+        let (gateway, script) = gateway(2, &[Act::Stream(vec![told, STREAM[0][2]].leak())]);
+        assert_eq!(streamed(&gateway, json!({})).await.1, [told, STREAM[0][2]].concat());
+        assert_eq!(asked(&script).len(), 1);
+    }
     // Nothing is missing of a stream that is lost after its end.
     let (gateway, script) = gateway(4, &[Act::Break(EVENTS, STREAM[0])]);
     assert_eq!(streamed(&gateway, json!({})).await.1, whole);

@@ -63,7 +63,7 @@ pub(super) struct ResponseObject {
 
 #[derive(Debug, Serialize, ToSchema)]
 struct ResponseError {
-    /// `server_error`
+    /// `server_error`, or a word as in the errors of requests, such as `timeout`.
     code: &'static str,
     message: String,
 }
@@ -176,7 +176,8 @@ impl ResponseBuilder {
     /// The response whose answer failed.
     pub(super) fn failed(&self, output: &[OutputItem], error: &ApiError) -> Box<ResponseObject> {
         let mut object = self.object("failed", output.to_vec());
-        object.error = Some(ResponseError { code: "server_error", message: error.message.clone() });
+        let code = error.code.unwrap_or("server_error");
+        object.error = Some(ResponseError { code, message: error.message.clone() });
         Box::new(object)
     }
 }
