@@ -14,6 +14,7 @@ use tokio::sync::Semaphore;
 
 use crate::api_error::{ApiError, Result};
 use crate::blocking::spawn_permitted;
+use crate::body::HeldBytes;
 use crate::clock::unix_seconds;
 use crate::error::Error;
 use crate::gateway::{HeldLog, TENANT_HEADER, signed_tenant};
@@ -46,8 +47,8 @@ pub(crate) struct ServerState {
     pub(crate) held: HeldLog,
     /// Seconds since 1970 at which the server started.
     pub(crate) started: u64,
-    /// Bytes of bodies that are being received, or whose requests are not preprocessed yet.
-    pub(crate) bytes_in_flight: AtomicUsize,
+    /// Bytes of bodies that are being received, or are held.
+    pub(crate) bytes_in_flight: Arc<AtomicUsize>,
     preprocessing: Arc<Semaphore>,
     reading: Arc<Semaphore>,
     is_stopping: AtomicBool,
@@ -116,7 +117,7 @@ impl App {
             metrics,
             held: HeldLog::new(),
             started: unix_seconds(),
-            bytes_in_flight: AtomicUsize::new(0),
+            bytes_in_flight: Arc::default(),
             preprocessing: Arc::new(Semaphore::new(MAX_PREPROCESSING)),
             reading: Arc::new(Semaphore::new(MAX_READING)),
             is_stopping: AtomicBool::new(false),
@@ -207,6 +208,14 @@ impl App {
             None => POLICIES.select(&self.state.options.evict),
         };
         selected.map_err(|error| ApiError::field(field, error.to_string()))
+    }
+
+    /// Counts the bytes of a received body as in flight.
+    ///
+    /// # Errors
+    /// If there are too many of them.
+    pub(crate) fn hold(&self, bytes: usize) -> Result<HeldBytes> {
+        HeldBytes::new(&self.state.bytes_in_flight, &self.state.options, bytes)
     }
 
     /// Whether the server is shutting down.

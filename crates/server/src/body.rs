@@ -1,5 +1,6 @@
 //! Bodies of requests as they arrive.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
@@ -8,7 +9,6 @@ use axum::http::{Request, StatusCode, header};
 use futures_util::StreamExt as _;
 
 use crate::api_error::{ApiError, Result};
-use crate::app::App;
 use crate::options::Options;
 
 /// Most bytes of all bodies that are being received, wait to be preprocessed, or are needed until their answer ends; twice the limit of one body
@@ -42,19 +42,21 @@ impl Drop for PartialBody<'_> {
 }
 
 /// Bytes of a received body that count among those in flight until this is dropped.
-pub(crate) struct HeldBytes {
-    app: App,
+#[derive(Debug)]
+pub struct HeldBytes {
+    bytes_in_flight: Arc<AtomicUsize>,
     bytes: usize,
     since: Instant,
 }
 
 impl HeldBytes {
+    /// Counts so many bytes.
+    ///
     /// # Errors
     /// If there are too many bytes in flight.
-    pub(crate) fn new(app: &App, bytes: usize) -> Result<HeldBytes> {
-        let held = HeldBytes { app: app.clone(), bytes, since: Instant::now() };
-        match app.state.bytes_in_flight.fetch_add(bytes, Relaxed) + bytes > max_in_flight(&app.state.options)
-        {
+    pub fn new(bytes_in_flight: &Arc<AtomicUsize>, options: &Options, bytes: usize) -> Result<HeldBytes> {
+        let held = HeldBytes { bytes_in_flight: bytes_in_flight.clone(), bytes, since: Instant::now() };
+        match bytes_in_flight.fetch_add(bytes, Relaxed) + bytes > max_in_flight(options) {
             true => Err(busy()),
             false => Ok(held),
         }
@@ -68,7 +70,7 @@ impl HeldBytes {
 
 impl Drop for HeldBytes {
     fn drop(&mut self) {
-        self.app.state.bytes_in_flight.fetch_sub(self.bytes, Relaxed);
+        self.bytes_in_flight.fetch_sub(self.bytes, Relaxed);
     }
 }
 

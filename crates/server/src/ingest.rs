@@ -51,7 +51,7 @@ impl Ingest {
         let (sender, events) = unbounded_channel();
         let preprocessing = app.clone();
         let bytes = documents.iter().map(|document| document.title.len() + document.text.len()).sum();
-        let held = (!unlimited).then(|| HeldBytes::new(&app, bytes)).transpose()?;
+        let held = (!unlimited).then(|| app.hold(bytes)).transpose()?;
         let arrived = Instant::now();
         let work = move || {
             let with_contexts = !method.statistics().is_empty();

@@ -38,22 +38,15 @@ struct State {
     options: Options,
     key: NamespaceKey,
     metrics: Metrics,
-    /// Bytes of bodies that are being received.
-    bytes_in_flight: AtomicUsize,
+    /// Bytes of bodies that are being received, or whose requests are under way.
+    bytes_in_flight: Arc<AtomicUsize>,
 }
 
 impl Gateway {
     /// A gateway before the workers of a cluster, which it chooses by `rule`. `key` is the namespace key that it shares with them.
     pub(crate) fn new(cluster: Arc<dyn Cluster>, options: Options, key: NamespaceKey, rule: Rule) -> Gateway {
         let (fleet, metrics) = (Fleet::new(rule), Metrics::new());
-        Gateway(Arc::new(State {
-            cluster,
-            fleet,
-            options,
-            key,
-            metrics,
-            bytes_in_flight: AtomicUsize::new(0),
-        }))
+        Gateway(Arc::new(State { cluster, fleet, options, key, metrics, bytes_in_flight: Arc::default() }))
     }
 
     /// Follows the workers for ever.

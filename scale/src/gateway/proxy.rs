@@ -7,7 +7,7 @@ use axum::http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use axum::response::IntoResponse as _;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
-use refrain_server::{ApiError, ChunkPlan};
+use refrain_server::{ApiError, ChunkPlan, HeldBytes};
 
 use super::Gateway;
 use super::fleet::{Booking, Kind};
@@ -76,6 +76,8 @@ pub(super) struct Outgoing {
     pub(super) target: String,
     pub(super) headers: HeaderMap,
     pub(super) body: Bytes,
+    /// Counts the body for as long as a worker may be sent it.
+    pub(super) _held: Arc<HeldBytes>,
 }
 
 impl Outgoing {

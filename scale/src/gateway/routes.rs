@@ -9,8 +9,9 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use axum::response::IntoResponse as _;
 use axum::routing::get;
+use bytes::Bytes;
 use futures_util::StreamExt as _;
-use refrain_server::{ApiError, REQUEST_ID, TENANT_HEADER, receive, sign_tenant};
+use refrain_server::{ApiError, HeldBytes, REQUEST_ID, TENANT_HEADER, receive, sign_tenant};
 use serde_json::json;
 
 use super::Gateway;
@@ -137,11 +138,13 @@ impl Gateway {
     /// The request as workers get it: with the signed tenant instead of the API key, and an id by which logs tell of it.
     ///
     /// # Errors
-    /// If the body is too large, breaks off or arrives too slowly, or too many bytes are arriving.
+    /// If the body is too large, breaks off or arrives too slowly, or there are too many bytes of bodies.
     async fn outgoing(&self, request: Request<Body>, tenant: &HeaderValue) -> Result<Outgoing, ApiError> {
         let (method, mut headers) = (request.method().clone(), end_to_end(request.headers().clone()));
         let target = request.uri().path_and_query().map_or("/", |target| target.as_str()).to_owned();
-        let body = receive(request, &self.0.options, &self.0.bytes_in_flight).await?.into();
+        let (options, bytes_in_flight) = (&self.0.options, &self.0.bytes_in_flight);
+        let body: Bytes = receive(request, options, bytes_in_flight).await?.into();
+        let held = Arc::new(HeldBytes::new(bytes_in_flight, options, body.len())?);
         for name in [header::AUTHORIZATION, header::ORIGIN, header::EXPECT, header::HOST] {
             headers.remove(name);
         }
@@ -154,6 +157,6 @@ impl Gateway {
             let id = format!("req-{}", refrain::store::hex::encode(&bits));
             headers.extend(HeaderValue::from_str(&id).ok().map(|id| (REQUEST_ID, id)));
         }
-        Ok(Outgoing { method, target, headers, body })
+        Ok(Outgoing { method, target, headers, body, _held: held })
     }
 }

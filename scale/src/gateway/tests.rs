@@ -1,5 +1,6 @@
 //! The gateway before workers that follow a script.
 
+mod limits;
 mod real;
 
 use std::collections::VecDeque;

@@ -50,7 +50,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for Json<T> {
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
         }
         let bytes = receive(request, app).await?;
-        let held = HeldBytes::new(app, bytes.len())?;
+        let held = app.hold(bytes.len())?;
         if bytes.len() <= SMALL_BODY {
             return Ok(Json(parse(&bytes)?, held));
         }

@@ -9,7 +9,6 @@ use serde::Serialize;
 use tokio::sync::oneshot;
 use utoipa::ToSchema;
 
-use super::extract::HeldBytes;
 use crate::api_error::{ApiError, Result};
 use crate::app::App;
 
@@ -77,7 +76,7 @@ pub(super) async fn read(app: &App, given: Vec<Given>) -> Result<Read> {
 async fn read_files(app: &App, given: Vec<Given>) -> Result<Read> {
     let bytes =
         given.iter().map(|given| if let Given::File(file) = given { file.bytes.len() } else { 0 }).sum();
-    let held = HeldBytes::new(app, bytes)?;
+    let held = app.hold(bytes)?;
     let options = &app.state.options;
     let (max_text, until) = (options.max_body, Instant::now() + options.limits.request_timeout);
     // The receiver is dropped with this future when the client leaves.
