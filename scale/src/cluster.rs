@@ -44,6 +44,11 @@ pub(crate) trait Cluster: Send + Sync {
     /// What becomes known of the workers, from now on: each call gives events of its own.
     fn state_events(&self) -> BoxStream<'static, WorkerEvent>;
 
+    /// Workers that belong to the cluster whether they are there or not.
+    fn members(&self) -> Vec<WorkerId> {
+        Vec::new()
+    }
+
     /// Completes when the cluster cannot be used any more, and the program has to be started anew.
     async fn stopped(&self) {
         std::future::pending().await

@@ -109,6 +109,10 @@ impl Cluster for StaticList {
         select_all(self.workers.iter().enumerate().map(polled)).boxed()
     }
 
+    fn members(&self) -> Vec<WorkerId> {
+        (0..self.workers.len() as u64).map(WorkerId).collect()
+    }
+
     async fn dispatch(
         &self,
         worker: WorkerId,

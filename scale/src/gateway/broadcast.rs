@@ -1,11 +1,19 @@
 //! Requests that concern the chunks of every worker: a document that is removed, pinned, or let go again.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::http::{Method, Response, StatusCode};
+use futures_util::future::join_all;
 use refrain_server::ApiError;
+use tokio::time::timeout;
 
 use super::Gateway;
 use super::proxy::{Outgoing, Whole, whole};
+use crate::cluster::Lost;
+
+/// Most time that a worker may take: it deletes files and asks the object store.
+const BROADCAST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Whether every worker has to do what a request asks for.
 pub(super) fn is_for_all(method: &Method, path: &str) -> bool {
@@ -29,27 +37,35 @@ fn worst(answers: Vec<Whole>) -> Option<Whole> {
 }
 
 impl Gateway {
-    /// Has every worker answer a request, one after the other.
+    /// Has every worker answer a request, all at once: those that take no requests now as well, which keep their chunks.
     ///
     /// # Errors
-    /// If no worker is there, or one is lost: the request is to be sent again then, which is safe.
+    /// If no worker is known, or one is away, lost or silent: the request is to be sent again then, which is safe.
     pub(super) async fn broadcast(&self, request: &Outgoing) -> Result<Response<Body>, ApiError> {
         let unavailable =
             |message: String| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("no_worker");
-        let mut answers = Vec::new();
-        for worker in self.0.fleet.ids() {
+        let mut workers = self.0.fleet.known();
+        workers.extend(self.0.cluster.members());
+        workers.sort_unstable();
+        workers.dedup();
+        let ask = |worker| async move {
             let sent = async {
                 whole(self.0.cluster.dispatch(worker, request.request()?).await.map_err(lost)?)
                     .await
                     .map_err(lost)
             };
-            answers.push(sent.await?);
-        }
-        worst(answers).map(Whole::response).ok_or_else(|| unavailable("no worker takes requests".to_owned()))
+            let silent = |_| Err(lost(Lost(format!("{worker}: no answer within {BROADCAST_TIMEOUT:?}"))));
+            timeout(BROADCAST_TIMEOUT, sent).await.unwrap_or_else(silent)
+        };
+        let answers = join_all(workers.into_iter().map(ask)).await;
+        // All have been asked by now, and what one of them failed to do can be repeated.
+        worst(answers.into_iter().collect::<Result<_, _>>()?)
+            .map(Whole::response)
+            .ok_or_else(|| unavailable("no worker takes requests".to_owned()))
     }
 }
 
-fn lost(error: crate::cluster::Lost) -> ApiError {
+fn lost(error: Lost) -> ApiError {
     let message =
         format!("{error}, and may still hold what is to be removed: send the request again, which is safe");
     ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("worker_lost")

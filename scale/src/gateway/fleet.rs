@@ -152,6 +152,11 @@ impl Fleet {
         inner.workers.iter().filter(|(_, worker)| worker.is_open).map(|(id, _)| *id).collect()
     }
 
+    /// All workers that have not left, whether they take requests or not.
+    pub(crate) fn known(&self) -> Vec<WorkerId> {
+        self.inner().workers.keys().copied().collect()
+    }
+
     /// What is known of all workers that take requests.
     pub(crate) fn status(&self) -> BTreeMap<String, WorkerStatus> {
         let inner = self.inner();

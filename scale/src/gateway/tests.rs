@@ -2,6 +2,7 @@
 
 mod limits;
 mod real;
+mod removal;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -43,6 +44,7 @@ struct Script {
     plan: Mutex<ChunkPlan>,
     asked: Mutex<Vec<(WorkerId, String, Option<String>)>>,
     bodies: Mutex<Vec<Bytes>>,
+    members: Vec<WorkerId>,
 }
 
 fn body(pieces: impl IntoIterator<Item = Result<Bytes, Lost>>) -> BodyStream {
@@ -57,6 +59,10 @@ fn response(status: u16, kind: &str, pieces: BodyStream) -> Response<BodyStream>
 impl Cluster for Script {
     fn state_events(&self) -> BoxStream<'static, WorkerEvent> {
         stream::pending().boxed()
+    }
+
+    fn members(&self) -> Vec<WorkerId> {
+        self.members.clone()
     }
 
     async fn dispatch(
@@ -414,18 +420,4 @@ async fn chunks_of_another_model_are_not_asked_for() {
         chat(&gateway).await;
         assert_eq!(asked(&script), [holder], "the worker that planned is the one that answers");
     }
-}
-
-#[tokio::test]
-async fn a_removal_concerns_every_worker_or_fails() {
-    let removal = ("DELETE", "/v1/documents/doc-1");
-    let (gateway, script) =
-        gateway(3, &[Act::Answer(404, ""), Act::Answer(200, "removed"), Act::Answer(404, "")]);
-    let (status, text) = ask(&gateway, removal.0, removal.1, &Value::Null).await;
-    assert_eq!((status, text.as_str()), (StatusCode::OK, "removed"));
-    assert_eq!(asked(&script), [0, 1, 2]);
-    let (gateway, _) = self::gateway(2, &[Act::Answer(200, "removed"), Act::Lose]);
-    let (status, text) = ask(&gateway, removal.0, removal.1, &Value::Null).await;
-    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{text}");
-    assert!(text.contains("worker_lost"), "{text}");
 }
