@@ -1,6 +1,6 @@
 //! The workers as the gateway knows them, and the choice of one for a request, which `refrain_route` makes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -51,6 +51,15 @@ pub(crate) struct Booking {
     /// What the worker's answers depend on.
     pub(crate) kind: Kind,
     place: refrain_route::Booking,
+}
+
+/// The model that a request is to be answered by.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wanted<'a> {
+    /// Its name in requests. Where no worker has it, all may be chosen: the one that is says that there is no such model.
+    pub(crate) name: Option<&'a str>,
+    /// Its fingerprint.
+    pub(crate) fingerprint: Option<&'a str>,
 }
 
 /// What the text of an answer depends on beside its request. Workers of one kind give the same one.
@@ -122,17 +131,15 @@ impl Fleet {
         }
     }
 
-    /// The best worker for a request with these chunks, none of `tried`; with `model`, one with this fingerprint.
-    pub(crate) fn choose(
-        &self,
-        plan: &ChunkPlan,
-        model: Option<&str>,
-        tried: &[WorkerId],
-    ) -> Option<Booking> {
+    /// The best worker for a request with these chunks, none of `tried`.
+    pub(crate) fn choose(&self, plan: &ChunkPlan, wanted: Wanted<'_>, tried: &[WorkerId]) -> Option<Booking> {
         let mut inner = self.inner();
+        let mut exclude = tried.to_vec();
+        exclude.extend(wanted.name.map_or_else(Vec::new, |name| inner.others(name)));
         let suspects = inner.workers.iter().filter(|(_, worker)| worker.is_suspect).map(|(id, _)| *id);
-        let careful: Vec<WorkerId> = tried.iter().copied().chain(suspects).collect();
-        inner.choose(plan, model, &careful).or_else(|| inner.choose(plan, model, tried))
+        let careful: Vec<WorkerId> = exclude.iter().copied().chain(suspects).collect();
+        let fingerprint = wanted.fingerprint;
+        inner.choose(plan, fingerprint, &careful).or_else(|| inner.choose(plan, fingerprint, &exclude))
     }
 
     /// The best worker of a kind for a request with these chunks, none of `tried`. None where the kind is not known whole.
@@ -143,7 +150,15 @@ impl Fleet {
         let mut exclude = tried.to_vec();
         let is_other = |worker: &Worker| Kind::of(&worker.model) != *kind;
         exclude.extend(self.inner().workers.iter().filter(|(_, worker)| is_other(worker)).map(|(id, _)| *id));
-        self.choose(plan, Some(&kind.fingerprint), &exclude)
+        let wanted = Wanted { name: None, fingerprint: Some(&kind.fingerprint) };
+        self.choose(plan, wanted, &exclude)
+    }
+
+    /// Names of the models of all workers that take requests.
+    pub(crate) fn models(&self) -> BTreeSet<String> {
+        let inner = self.inner();
+        let open = inner.workers.values().filter(|worker| worker.is_open);
+        open.map(|worker| worker.model.name.clone()).collect()
     }
 
     /// All workers that take requests.
@@ -180,6 +195,13 @@ impl Fleet {
 }
 
 impl Inner {
+    /// The workers of other models than the one of this name, where a worker has that one.
+    fn others(&self, name: &str) -> Vec<WorkerId> {
+        let is_other = |(_, worker): &(&WorkerId, &Worker)| worker.model.name != name;
+        let others: Vec<WorkerId> = self.workers.iter().filter(is_other).map(|(id, _)| *id).collect();
+        if others.len() < self.workers.len() { others } else { Vec::new() }
+    }
+
     /// Takes a worker out of the choice. The requests that it has go on.
     fn close(&mut self, worker: WorkerId) {
         let Some(known) = self.workers.get_mut(&worker).filter(|known| known.is_open) else { return };

@@ -5,6 +5,7 @@ mod broadcast;
 mod events;
 mod fleet;
 mod metrics;
+mod models;
 mod peek;
 mod plan;
 mod proxy;

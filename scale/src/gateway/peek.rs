@@ -11,6 +11,8 @@ use serde_json::value::RawValue;
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Peek {
     #[serde(default)]
+    model: Option<String>,
+    #[serde(default)]
     documents: Option<IgnoredAny>,
     #[serde(default)]
     stream: Option<bool>,
@@ -24,6 +26,11 @@ impl Peek {
     /// Reads a body. One that is wrong asks for nothing here: its worker says what is wrong with it.
     pub(super) fn of(body: &[u8]) -> Peek {
         serde_json::from_slice(body).unwrap_or_default()
+    }
+
+    /// Name of the model that is to answer.
+    pub(super) fn model(&self) -> Option<&str> {
+        self.model.as_deref()
     }
 
     /// Whether the prompt has chunks beside its system part.

@@ -9,6 +9,7 @@ use refrain_server::{ChunkPlan, TENANT_HEADER};
 use tokio::time::timeout;
 
 use super::Gateway;
+use super::fleet::Wanted;
 use super::proxy::{Whole, whole};
 
 /// Most time that a plan may take before a request is sent without one.
@@ -32,14 +33,20 @@ pub(super) fn route(path: &str) -> Option<&'static str> {
 }
 
 impl Gateway {
-    /// The chunks of a request with this body, of which the worker's `route` tells. Where no worker tells them, the request is sent without: the choice is then by
+    /// The chunks of a request with this body for the model `name`, of which the worker's `route` tells. Where no worker tells them, the request is sent without: the choice is then by
     /// load alone, and the worker that gets the request answers what is wrong with it.
-    pub(super) async fn plan(&self, route: &'static str, tenant: &HeaderValue, body: &Bytes) -> Planned {
+    pub(super) async fn plan(
+        &self,
+        route: &'static str,
+        tenant: &HeaderValue,
+        (name, body): (Option<&str>, &Bytes),
+    ) -> Planned {
         let started = std::time::Instant::now();
         let mut tried = Vec::new();
         // The second try is for a worker that has just gone.
         while tried.len() < 2 {
-            let Some(booking) = self.0.fleet.choose(&ChunkPlan::default(), None, &tried) else { break };
+            let wanted = Wanted { name, fingerprint: None };
+            let Some(booking) = self.0.fleet.choose(&ChunkPlan::default(), wanted, &tried) else { break };
             tried.push(booking.worker);
             let fingerprint = Some(booking.kind.fingerprint.clone());
             let request = Request::post(route)

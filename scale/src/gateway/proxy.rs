@@ -10,7 +10,7 @@ use futures_util::StreamExt as _;
 use refrain_server::{ApiError, ChunkPlan, HeldBytes};
 
 use super::Gateway;
-use super::fleet::{Booking, Kind};
+use super::fleet::{Booking, Kind, Wanted};
 use super::plan::Planned;
 use super::stream::{Begun, Style};
 use crate::cluster::{BodyStream, Lost, WorkerId};
@@ -98,6 +98,8 @@ impl Outgoing {
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) request: Outgoing,
+    /// Name of the model that is to answer.
+    pub(super) model: Option<String>,
     pub(super) planned: Planned,
     /// Whether the request is answered by a stream whose text follows from it, so that another worker can go on with it.
     pub(super) is_repeatable: bool,
@@ -126,7 +128,7 @@ impl Gateway {
     pub(super) async fn answer(&self, asked: &Arc<Asked>) -> Result<Response<Body>, ApiError> {
         let (mut tried, mut refused) = (Vec::new(), None);
         while tried.len() < MAX_TRIES {
-            let Some(booking) = self.choose(&asked.planned, &tried) else { break };
+            let Some(booking) = self.choose(asked, &tried) else { break };
             let worker = booking.worker;
             if !tried.is_empty() {
                 self.0.metrics.retried();
@@ -159,10 +161,12 @@ impl Gateway {
     }
 
     /// The best worker for a request, or where none with the model of its plan is left, any.
-    fn choose(&self, planned: &Planned, tried: &[WorkerId]) -> Option<Booking> {
-        let fleet = &self.0.fleet;
-        let booking = fleet.choose(&planned.plan, planned.fingerprint.as_deref(), tried);
-        let booking = booking.or_else(|| fleet.choose(&ChunkPlan::default(), None, tried))?;
+    fn choose(&self, asked: &Asked, tried: &[WorkerId]) -> Option<Booking> {
+        let (fleet, planned, name) = (&self.0.fleet, &asked.planned, asked.model.as_deref());
+        let wanted = Wanted { name, fingerprint: planned.fingerprint.as_deref() };
+        let booking = fleet.choose(&planned.plan, wanted, tried);
+        let any = Wanted { name, fingerprint: None };
+        let booking = booking.or_else(|| fleet.choose(&ChunkPlan::default(), any, tried))?;
         self.count(planned, &booking);
         Some(booking)
     }

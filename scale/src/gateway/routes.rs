@@ -101,17 +101,22 @@ impl Gateway {
         if is_for_all(&request.method, &path) {
             return self.broadcast(&request).await;
         }
+        if request.method == Method::GET && path == "/v1/models" {
+            return self.models(&request).await;
+        }
         let (mut planned, mut is_repeatable) = (Planned::default(), false);
+        let mut model = path.strip_prefix("/v1/models/").map(str::to_owned);
         if let Some(route) = plan_route(&path).filter(|_| request.method == Method::POST) {
             let peek = Peek::of(&request.body);
+            model = peek.model().map(str::to_owned);
             if peek.has_documents() {
-                planned = self.plan(route, &tenant, &request.body).await;
+                planned = self.plan(route, &tenant, (peek.model(), &request.body)).await;
             }
             if let Some(body) = peek.seeded(&request.body, random_seed).filter(|_| peek.streams()) {
                 (request.body, is_repeatable) = (body, true);
             }
         }
-        self.answer(&Arc::new(Asked { request, planned, is_repeatable })).await
+        self.answer(&Arc::new(Asked { request, model, planned, is_repeatable })).await
     }
 
     /// The signed tenant of a request, which holds the API key that it shows.

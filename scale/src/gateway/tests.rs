@@ -1,6 +1,7 @@
 //! The gateway before workers that follow a script.
 
 mod limits;
+mod models;
 mod real;
 mod removal;
 

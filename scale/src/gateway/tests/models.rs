@@ -1,0 +1,47 @@
+//! A fleet of two models.
+
+use super::*;
+
+/// A gateway before worker 0 of the model `m`, and the busier worker 1 of the model `n`.
+fn two_models(acts: &[Act]) -> (Gateway, Arc<Script>) {
+    let (gateway, script) = gateway(1, acts);
+    let mut other = report(&[], 100);
+    (other.model.name, other.model.fingerprint) = ("n".into(), "g".into());
+    gateway.0.fleet.apply(WorkerEvent::Reported(WorkerId(1), other));
+    (gateway, script)
+}
+
+#[tokio::test]
+async fn a_request_goes_to_a_worker_of_its_model() {
+    for (model, wanted) in [(json!("m"), 0), (json!("n"), 1), (json!("unknown"), 0), (Value::Null, 0)] {
+        for documents in [json!([]), Value::Null] {
+            let (gateway, script) = two_models(&[]);
+            let body = json!({ "model": model, "messages": [], "documents": documents });
+            assert_eq!(ask(&gateway, "POST", "/v1/chat/completions", &body).await.0, StatusCode::OK);
+            assert_eq!(asked(&script), [wanted], "{body}");
+        }
+    }
+    let (gateway, script) = two_models(&[Act::Lose]);
+    let body = json!({ "model": "n", "messages": [] });
+    let (_, text) = ask(&gateway, "POST", "/v1/completions", &body).await;
+    assert!(text.contains("no_worker"), "another model is no substitute: {text}");
+    assert_eq!(asked(&script), [1]);
+    let (gateway, script) = two_models(&[]);
+    ask(&gateway, "GET", "/v1/models/n", &Value::Null).await;
+    assert_eq!(asked(&script), [1]);
+}
+
+#[tokio::test]
+async fn the_models_of_all_workers_are_listed() {
+    let [m, n] = [r#"{"object":"list","data":[{"id":"m"}]}"#, r#"{"object":"list","data":[{"id":"n"}]}"#];
+    let (gateway, script) = two_models(&[Act::Answer(200, m), Act::Answer(200, n)]);
+    let (status, text) = ask(&gateway, "GET", "/v1/models", &Value::Null).await;
+    assert_eq!(
+        (status, text.as_str()),
+        (StatusCode::OK, r#"{"object":"list","data":[{"id":"m"},{"id":"n"}]}"#)
+    );
+    assert_eq!(asked(&script), [0, 1]);
+    let (gateway, script) = super::gateway(2, &[Act::Answer(200, m)]);
+    assert_eq!(ask(&gateway, "GET", "/v1/models", &Value::Null).await.1, m);
+    assert_eq!(asked(&script).len(), 1);
+}
