@@ -144,6 +144,7 @@ class Compose(unittest.TestCase):
         self.assertIn('"--port", "5000"', block(self.yaml, "s3"))
         bucket = re.search(r's3.create_bucket\(Bucket="(\w+)"\)', block(self.yaml, "bucket"))[1]
         self.assertIn(f"--remote=s3://{bucket}/", block(self.yaml, "worker"))
+        self.assertIn(f"'http://127.0.0.1:5000/{bucket}', method='PUT'", block(self.yaml, "s3"))
         self.assertIn("names: [worker]", text("packaging/prometheus-fleet.yml"))
         interval = re.search(r"scrape_interval: (\S+)", text("packaging/prometheus-fleet.yml"))[1]
         self.assertIn(f"timeInterval: {interval}", text("packaging/grafana/datasource.yaml"))
