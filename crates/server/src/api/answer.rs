@@ -8,7 +8,7 @@ use refrain::corpus::{Source, SourceFinder};
 use refrain::engine::{
     Engine, Grammar, Instructions, Parts, Prompt, PromptChunk, Sampling, StructuredOutput,
 };
-use tokio::sync::mpsc::unbounded_channel;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::details::AnswerContext;
 use super::extract::HeldBytes;
@@ -105,7 +105,12 @@ pub(super) async fn ask(
     let job = GenerateJob { prompt, method, eviction, sampling, grammar, grammar_field, explain };
     let engine = tenant.engine.clone();
     let readers = (0..answers).map(|_| AnswerReader::new(&engine, tools.as_ref())).collect();
-    let events = AnswerEvents::submit(app, &tenant, job, (answers, arrived))?;
+    let jobs = (0..answers).map(|index| {
+        let mut job = job.clone();
+        job.sampling.seed = job.sampling.seed.wrapping_add(index as u64);
+        job
+    });
+    let events = AnswerEvents::submit(app, &tenant, jobs.collect(), arrived)?;
     Ok(Asked { engine, context, logprobs, readers, events, held })
 }
 
@@ -254,33 +259,37 @@ type IndexedEvents = Pin<Box<dyn Stream<Item = (usize, Event)> + Send>>;
 pub(super) struct AnswerEvents(SelectAll<IndexedEvents>);
 
 impl AnswerEvents {
-    /// Submits a job for each of so many answers to a request that arrived then. The seed of each is one higher than that of the one before.
+    /// Submits the jobs of a request that arrived then, one for each of its answers.
     ///
     /// # Errors
-    /// If the job exceeds a limit, the queue has no room for all, or the server is shutting down.
+    /// If a job exceeds a limit, the queue has no room for all, or the server is shutting down.
     fn submit(
         app: &App,
         tenant: &Tenant,
-        job: GenerateJob,
-        (answers, arrived): (usize, Instant),
+        answers: Vec<GenerateJob>,
+        arrived: Instant,
     ) -> Result<AnswerEvents> {
-        let mut streams: Vec<IndexedEvents> = Vec::new();
-        let mut jobs = Vec::new();
-        for index in 0..answers {
-            let mut job = job.clone();
-            job.sampling.seed = job.sampling.seed.wrapping_add(index as u64);
+        let (mut jobs, mut events) = (Vec::new(), Vec::new());
+        for job in answers {
             let (sender, received) = unbounded_channel();
             jobs.push((Job::Generate(Box::new(job)), sender));
-            let of_answer = stream::unfold(Some(received), move |received| async move {
-                let mut received = received?;
+            events.push(received);
+        }
+        app.state.scheduler.submit(&tenant.engine, jobs, arrived, None)?;
+        Ok(AnswerEvents::of(events))
+    }
+
+    /// The events of answers, in the order of their indices.
+    pub(super) fn of(received: Vec<UnboundedReceiver<Event>>) -> AnswerEvents {
+        let of_answer = |(index, received)| -> IndexedEvents {
+            Box::pin(stream::unfold(Some(received), move |received| async move {
+                let mut received: UnboundedReceiver<Event> = received?;
                 let event = received.recv().await.unwrap_or_else(|| Event::Failed(lost()));
                 let is_last = matches!(event, Event::Finished(_) | Event::Failed(_));
                 Some(((index, event), (!is_last).then_some(received)))
-            });
-            streams.push(Box::pin(of_answer));
-        }
-        app.state.scheduler.submit(&tenant.engine, jobs, arrived, None)?;
-        Ok(AnswerEvents(stream::select_all(streams)))
+            }))
+        };
+        AnswerEvents(stream::select_all(received.into_iter().enumerate().map(of_answer)))
     }
 
     /// The next event; none once all answers are complete.

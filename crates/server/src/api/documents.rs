@@ -4,7 +4,6 @@ use std::convert::Infallible;
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
-use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use refrain::corpus::StoredDocument;
@@ -12,7 +11,7 @@ use refrain::engine::IngestReport;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::events::{end_of_stream, json_event};
+use super::events::{end_of_stream, event_stream, json_event};
 use super::extract::{Json, PathText};
 use super::files::{self, FileFailure, Read};
 use super::upload::{AddDocumentsRequest, FileForm, Upload};
@@ -222,7 +221,7 @@ pub(super) async fn add(
     let events = futures_util::StreamExt::flat_map(events, |events| {
         stream::iter(events.into_iter().map(Ok::<_, Infallible>))
     });
-    Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response())
+    Ok(event_stream(events))
 }
 
 /// List one's documents, ascending by id.
