@@ -71,9 +71,13 @@ impl ApiError {
         ApiError { param: Some(param.to_owned()), ..ApiError::new(StatusCode::BAD_REQUEST, message) }
     }
 
-    /// The documents or messages need more tokens than the model's context has.
-    pub(crate) fn context_length(param: &str, message: impl Into<String>) -> ApiError {
-        ApiError { code: Some("context_length_exceeded"), ..ApiError::field(param, message) }
+    /// The documents or messages need more tokens than the model's `context`, which `reason` tells. LangChain and LiteLLM know the error by the
+    /// words that its message begins with.
+    pub(crate) fn context_length(param: &str, context: usize, reason: &str) -> ApiError {
+        let message = format!(
+            "prompt is too long: this model's maximum context length is {context} tokens, but {reason}"
+        );
+        ApiError::field(param, message).with_code("context_length_exceeded")
     }
 
     /// The request exceeds one of the server's limits.
@@ -144,13 +148,12 @@ impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> ApiError {
         let message = error.to_string();
         match error {
-            EngineError::PromptTooLong { prompt, answer, context } => ApiError::context_length(
-                "messages",
-                format!(
-                    "the prompt has {prompt} tokens and the answer may take {answer}, but the model's context is {context} \
-                     tokens: send fewer documents or messages, or a lower max_tokens"
-                ),
-            ),
+            EngineError::PromptTooLong { prompt, answer, context } => {
+                let reason = format!(
+                    "the prompt has {prompt} and the answer may take {answer}: send fewer documents or messages, or a lower max_tokens"
+                );
+                ApiError::context_length("messages", context, &reason)
+            }
             EngineError::EmptyQuestion => {
                 ApiError::field("messages", "the last message is empty: ask something")
             }
@@ -184,7 +187,9 @@ impl From<CorpusError> for ApiError {
         match error {
             CorpusError::NotFound(id) => ApiError::not_found("document", &id),
             CorpusError::NoParts(_) | CorpusError::NoPart { .. } => ApiError::field("documents", message),
-            CorpusError::ContextExceeded { .. } => ApiError::context_length("documents", message),
+            CorpusError::ContextExceeded { context } => {
+                ApiError::context_length("documents", context, "the documents have more")
+            }
             CorpusError::QuotaExceeded { .. } => ApiError {
                 code: Some("document_quota_exceeded"),
                 ..ApiError::new(StatusCode::INSUFFICIENT_STORAGE, message)

@@ -1063,6 +1063,9 @@ async fn a_search_takes_the_whole_documents_that_fit() {
     }));
     let (status, error) = refused(ask(&router, "POST", "/v1/chat/completions", None, body).await).await;
     assert_eq!((status, &error["code"]), (400, &json!("context_length_exceeded")), "{error}");
+    // Clients know the error by these words.
+    let known = ["prompt is too long", "this model's maximum context length is"];
+    assert!(known.iter().all(|words| error["message"].as_str().unwrap().contains(words)), "{error}");
 }
 
 #[tokio::test]
@@ -1074,6 +1077,8 @@ async fn a_search_for_more_tokens_than_the_context_is_refused() {
     let (status, error) = refused(ask(&router, "POST", "/v1/chat/completions", None, body).await).await;
     assert_eq!((status, &error["param"]), (400, &json!("documents")), "{error}");
     assert_eq!(error["code"], "context_length_exceeded");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.starts_with("prompt is too long: this model's maximum context length is"), "{error}");
 }
 
 /// Without a seed every answer is sampled anew, and the seed that the answer tells repeats it.
