@@ -132,10 +132,15 @@ impl std::fmt::Display for ApiError {
 impl std::error::Error for ApiError {}
 
 impl IntoResponse for ApiError {
+    /// The error as a response. OpenAI's clients repeat a request that failed with 5xx unless `x-should-retry` is false: one that took all of its
+    /// time would do so again, and a device that has failed stays so.
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if matches!(self.code, Some("timeout" | "device_failed")) {
+            response.headers_mut().insert("x-should-retry", HeaderValue::from_static("false"));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -541,7 +541,8 @@ async fn a_full_queue_and_a_stop_are_told() {
             answered += 1;
             continue;
         }
-        assert!(response.headers().contains_key(header::RETRY_AFTER));
+        let headers = response.headers();
+        assert!(headers.contains_key(header::RETRY_AFTER) && !headers.contains_key("x-should-retry"));
         let (status, error) = refused(response).await;
         assert_eq!((status, &error["type"]), (429, &json!("rate_limit_error")));
         turned_away += 1;
@@ -560,7 +561,9 @@ async fn a_full_queue_and_a_stop_are_told() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_takes_too_long_or_too_much_is_refused() {
     let late = router(app(|options| options.limits.request_timeout = Duration::from_micros(1)));
-    assert_eq!(refused(ask(&late, "POST", "/v1/chat/completions", None, chat(json!({}))).await).await.0, 504);
+    let response = ask(&late, "POST", "/v1/chat/completions", None, chat(json!({}))).await;
+    assert_eq!(response.headers()["x-should-retry"], "false");
+    assert_eq!(refused(response).await.0, 504);
     let small = router(app(|options| options.limits.kv_cache_memory_bytes = 20_000));
     let body = chat(json!({ "documents": [], "max_tokens": 300 }));
     let (status, error) = refused(ask(&small, "POST", "/v1/chat/completions", None, body).await).await;
