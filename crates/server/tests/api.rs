@@ -175,6 +175,9 @@ async fn text_is_gone_on_with_and_tokens_say_how_likely_they_were() {
     let streamed =
         events.iter().filter_map(|event| event["choices"][0]["logprobs"]["text_offset"][0].as_u64());
     assert_eq!(streamed.map(|offset| json!(offset)).collect::<Vec<_>>(), offsets);
+    let body = json!({ "prompt": "The bolt", "max_tokens": 3, "logprobs": 0 });
+    let without = &post(&router, "/v1/completions", body).await["choices"][0]["logprobs"];
+    assert_eq!((&without["tokens"], &without["top_logprobs"]), (&choice["logprobs"]["tokens"], &Value::Null));
     let body = chat(json!({ "logprobs": true, "top_logprobs": 2, "max_tokens": 2 }));
     let answer = post(&router, "/v1/chat/completions", body).await;
     let content = answer["choices"][0]["logprobs"]["content"].as_array().unwrap();

@@ -46,9 +46,9 @@ pub(super) struct CompletionLogprobs {
     /// Texts of the tokens; a part of a character is `bytes:\x..`.
     tokens: Vec<String>,
     token_logprobs: Vec<f32>,
-    /// For each token, its alternatives with their log probabilities.
-    #[schema(value_type = Vec<Object>)]
-    top_logprobs: Vec<Map<String, Value>>,
+    /// For each token, its alternatives with their log probabilities; null where none are asked for.
+    #[schema(value_type = Option<Vec<Object>>, required = true)]
+    top_logprobs: Option<Vec<Map<String, Value>>>,
 }
 
 /// The tokens that have log probabilities.
@@ -95,11 +95,12 @@ impl Logprobs {
             // Each character counts with its first byte.
             *next += bytes(*id).iter().filter(|byte| **byte & 0xc0 != 0x80).count();
         }
+        let has_top = tokens.iter().any(|(_, likely)| !likely.top.is_empty());
         let logprobs = CompletionLogprobs {
             text_offset,
             tokens: tokens.iter().map(|(id, _)| text(*id)).collect(),
             token_logprobs: tokens.iter().map(|(_, likely)| likely.logprob).collect(),
-            top_logprobs: tokens.iter().map(|(_, likely)| top(likely)).collect(),
+            top_logprobs: has_top.then(|| tokens.iter().map(|(_, likely)| top(likely)).collect()),
         };
         (!tokens.is_empty()).then_some(Logprobs::Completion(logprobs))
     }
