@@ -11,7 +11,7 @@ use crate::api_error::{ApiError, Result};
 pub(crate) struct ChatMessage {
     /// `system` or `developer` (before the others), `user`, `assistant` or `tool`.
     role: String,
-    /// The text. A message of the assistant that calls tools may have none.
+    /// The text; between its parts are line breaks. A message of the assistant that calls tools may have none.
     #[serde(default)]
     content: Option<Content>,
     /// The tools that the assistant called.
@@ -172,7 +172,7 @@ impl ChatMessage {
                         Err(wrong(&format!("content of type {kind:?} is not supported: text alone is")))
                     }
                 };
-                parts.iter().map(text).collect()
+                Ok(parts.iter().map(text).collect::<Result<Vec<String>>>()?.join("\n"))
             }
         }
     }

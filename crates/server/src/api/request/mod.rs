@@ -283,7 +283,7 @@ mod tests {
         let conversation = request.conversation().unwrap();
         assert_eq!((conversation.system.as_deref(), conversation.question()), (Some("Be brief."), "d"));
         let turns = conversation.turns.iter().map(|turn| turn.content.as_str());
-        assert_eq!(turns.collect::<Vec<_>>(), ["ab", "c", "d"]);
+        assert_eq!(turns.collect::<Vec<_>>(), ["a\nb", "c", "d"]);
         assert_eq!(request.sampling(9, || 7).unwrap(), Sampling { max_tokens: 9, ..Sampling::default() });
     }
 

@@ -160,7 +160,7 @@ impl Messages {
 }
 
 impl ItemContent {
-    /// The text of all parts; an error is its message.
+    /// The text of all parts, with line breaks between them; an error is its message.
     fn text(self) -> std::result::Result<String, String> {
         let parts = match self {
             ItemContent::Text(text) => return Ok(text),
@@ -170,7 +170,7 @@ impl ItemContent {
             ("input_text" | "output_text" | "text", Some(text)) => Ok(text),
             (kind, _) => Err(format!("content of type {kind:?} is not supported: text alone is")),
         };
-        parts.into_iter().map(text).collect()
+        Ok(parts.into_iter().map(text).collect::<std::result::Result<Vec<String>, String>>()?.join("\n"))
     }
 }
 
@@ -189,7 +189,7 @@ mod tests {
     fn items_are_messages_of_a_chat() {
         let read = messages(json!([
             { "role": "developer", "content": "Say Nm." },
-            { "role": "user", "content": [{ "type": "input_text", "text": "How tight?" }] },
+            { "role": "user", "content": [{ "type": "input_text", "text": "How" }, { "type": "input_text", "text": "tight?" }] },
             { "type": "message", "id": "msg_1", "status": "completed", "role": "assistant",
               "content": [{ "type": "output_text", "text": "I look.", "annotations": [] }] },
             { "type": "function_call", "id": "fc_1", "call_id": "a", "name": "torque", "arguments": "{\"bolt\": \"stem\"}" },
@@ -207,7 +207,7 @@ mod tests {
             .collect();
         assert_eq!(
             turns,
-            [("user", "How tight?", 0), ("assistant", "I look.", 2), ("tool", "5", 0), ("tool", "7", 0)]
+            [("user", "How\ntight?", 0), ("assistant", "I look.", 2), ("tool", "5", 0), ("tool", "7", 0)]
         );
         assert_eq!(conversation.turns[3].name.as_deref(), Some("torque"));
         for (param, named) in [
