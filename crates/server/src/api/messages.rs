@@ -2,7 +2,7 @@
 
 use refrain::model::{Message, ToolCall};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use crate::api_error::{ApiError, Result};
@@ -55,7 +55,7 @@ struct CalledTool {
 #[derive(Debug, Deserialize, ToSchema)]
 struct CalledFunction {
     name: String,
-    /// A JSON object, as its text or as it is.
+    /// A JSON object, as its text or as it is. The model is told of anything else as `{"arguments": ...}`.
     #[serde(default)]
     arguments: Value,
 }
@@ -82,7 +82,7 @@ impl Conversation {
                 Err(ApiError::field(&format!("messages[{index}].{field}"), message))
             };
             let content = message.text(index)?;
-            let tool_calls = message.tool_calls(index)?;
+            let tool_calls = message.tool_calls();
             let role = message.role.as_str();
             match role {
                 "system" | "developer" if turns.is_empty() => system.push(content),
@@ -177,21 +177,22 @@ impl ChatMessage {
         }
     }
 
-    /// The tools that the message calls.
-    fn tool_calls(&self, index: usize) -> Result<Vec<ToolCall>> {
-        let call = |(at, call): (usize, &CalledTool)| {
+    /// The tools that the message calls. Templates write arguments as an object: what is none, such as arguments that `max_tokens` has cut off,
+    /// stands in one.
+    fn tool_calls(&self) -> Vec<ToolCall> {
+        let call = |call: &CalledTool| {
             let arguments = match &call.function.arguments {
-                Value::String(text) if text.trim().is_empty() => Some(Value::Object(Default::default())),
-                Value::String(text) => serde_json::from_str(text).ok(),
-                Value::Null => Some(Value::Object(Default::default())),
-                other => Some(other.clone()),
+                Value::Null => json!({}),
+                Value::String(text) if text.trim().is_empty() => json!({}),
+                Value::String(text) => serde_json::from_str(text)
+                    .ok()
+                    .filter(Value::is_object)
+                    .unwrap_or_else(|| json!({ "arguments": text })),
+                Value::Object(_) => call.function.arguments.clone(),
+                other => json!({ "arguments": other }),
             };
-            let Some(arguments) = arguments.filter(Value::is_object) else {
-                let field = format!("messages[{index}].tool_calls[{at}].function.arguments");
-                return Err(ApiError::field(&field, "the arguments of a call are a JSON object"));
-            };
-            Ok(ToolCall { id: call.id.clone(), name: call.function.name.clone(), arguments })
+            ToolCall { id: call.id.clone(), name: call.function.name.clone(), arguments }
         };
-        self.tool_calls.iter().flatten().enumerate().map(call).collect()
+        self.tool_calls.iter().flatten().map(call).collect()
     }
 }

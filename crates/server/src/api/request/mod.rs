@@ -264,6 +264,7 @@ impl CompletionRequest {
 #[cfg(test)]
 mod tests {
     use refrain::engine::Sampling;
+    use serde_json::json;
 
     use super::*;
 
@@ -334,10 +335,6 @@ mod tests {
                 r#"{"messages": [{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}}]}]}"#,
                 "messages[0].tool_calls",
             ),
-            (
-                r#"{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]}]}"#,
-                "messages[0].tool_calls[0].function.arguments",
-            ),
             (r#"{"messages": [{"role": "user"}]}"#, "messages[0].content"),
             (
                 r#"{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}"#,
@@ -345,6 +342,25 @@ mod tests {
             ),
         ] {
             assert_eq!(param(request(json).conversation().unwrap_err()), named, "{json}");
+        }
+    }
+
+    #[test]
+    fn arguments_that_are_no_object_are_told_in_one() {
+        for (given, told) in [
+            (json!("{\"a\": 1}"), json!({ "a": 1 })),
+            (json!({ "a": 1 }), json!({ "a": 1 })),
+            (json!(" "), json!({})),
+            (Value::Null, json!({})),
+            (json!("{\"a\": \"cut of"), json!({ "arguments": "{\"a\": \"cut of" })),
+            (json!("[1]"), json!({ "arguments": "[1]" })),
+            (json!([1]), json!({ "arguments": [1] })),
+        ] {
+            let calls = json!([{ "function": { "name": "f", "arguments": given } }]);
+            let messages = json!([{ "role": "user", "content": "x" }, { "role": "assistant", "tool_calls": calls },
+                { "role": "tool", "tool_call_id": "", "content": "y" }]);
+            let turns = request(&json!({ "messages": messages }).to_string()).conversation().unwrap().turns;
+            assert_eq!(turns[1].tool_calls[0].arguments, told);
         }
     }
 
@@ -358,7 +374,7 @@ mod tests {
         assert!(matches!(&documents[0], DocumentReference::Id { id, parts: None } if id == "doc-1"));
         assert!(matches!(&documents[2], DocumentReference::Text(document) if document.text == "y"));
         request.check("m").unwrap();
-        assert_eq!(request.refrain.method, Some(serde_json::json!({ "name": "a3", "ratio": 0.3 })));
+        assert_eq!(request.refrain.method, Some(json!({ "name": "a3", "ratio": 0.3 })));
         let beside: CompletionRequest =
             serde_json::from_str(r#"{"refrain": {"method": "a3", "ratio": 0.3}}"#).unwrap();
         let error = beside.check("m").unwrap_err();

@@ -36,7 +36,7 @@ pub(super) struct InputItem {
     /// The function's name, of a call.
     #[serde(default)]
     name: Option<String>,
-    /// The text of a JSON object, of a call.
+    /// The text of a JSON object, of a call. The model is told of other text as `{"arguments": "..."}`.
     #[serde(default)]
     arguments: Option<String>,
     /// What a function returned.
@@ -102,17 +102,13 @@ impl Messages {
                 "function_call" => {
                     let id = item.call_id.ok_or_else(|| missing("call_id"))?;
                     let name = item.name.ok_or_else(|| missing("name"))?;
-                    let arguments = item.arguments.unwrap_or_default();
-                    let arguments = if arguments.trim().is_empty() { "{}" } else { &arguments };
-                    let read = serde_json::from_str(arguments).ok().filter(Value::is_object);
-                    let message = "the arguments of a call are a JSON object";
-                    let read = read.ok_or_else(|| wrong("arguments", message))?;
+                    let arguments = Value::String(item.arguments.unwrap_or_default());
                     // Text and calls that follow one another are one turn.
                     if !follows_assistant {
                         messages.push(Some(index), ChatMessage::calling());
                     }
                     if let Some(turn) = messages.messages.last_mut() {
-                        turn.add_call(id, name, read);
+                        turn.add_call(id, name, arguments);
                     }
                     calls = true;
                 }
@@ -193,7 +189,7 @@ mod tests {
             { "type": "message", "id": "msg_1", "status": "completed", "role": "assistant",
               "content": [{ "type": "output_text", "text": "I look.", "annotations": [] }] },
             { "type": "function_call", "id": "fc_1", "call_id": "a", "name": "torque", "arguments": "{\"bolt\": \"stem\"}" },
-            { "type": "function_call", "call_id": "b", "name": "torque", "arguments": "" },
+            { "type": "function_call", "call_id": "b", "name": "torque", "arguments": "{\"bolt\": \"se" },
             { "type": "function_call_output", "call_id": "a", "output": "5" },
             { "type": "function_call_output", "call_id": "b", "output": [{ "type": "input_text", "text": "7" }] },
         ]));
@@ -210,6 +206,9 @@ mod tests {
             [("user", "How\ntight?", 0), ("assistant", "I look.", 2), ("tool", "5", 0), ("tool", "7", 0)]
         );
         assert_eq!(conversation.turns[3].name.as_deref(), Some("torque"));
+        let arguments = conversation.turns[1].tool_calls.iter().map(|call| call.arguments.clone());
+        let cut_off = json!({ "arguments": "{\"bolt\": \"se" });
+        assert_eq!(arguments.collect::<Vec<_>>(), [json!({ "bolt": "stem" }), cut_off]);
         for (param, named) in [
             ("messages[2].content", "input[1].content"),
             ("messages[0].content", "instructions"),
@@ -232,10 +231,6 @@ mod tests {
             (json!({ "type": "item_reference", "id": "msg_1" }), "input[0].type"),
             (json!({ "role": "user", "content": [{ "type": "input_image" }] }), "input[0].content"),
             (json!({ "type": "function_call", "name": "f" }), "input[0].call_id"),
-            (
-                json!({ "type": "function_call", "call_id": "a", "name": "f", "arguments": "[]" }),
-                "input[0].arguments",
-            ),
             (json!({ "type": "function_call_output", "call_id": "a" }), "input[0].output"),
         ] {
             assert_eq!(messages(json!([item])).unwrap_err().param.as_deref(), Some(named), "{item}");
