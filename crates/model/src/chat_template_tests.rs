@@ -305,6 +305,22 @@ fn a_system_message_has_its_place() {
     assert_eq!(text(&empty.system), "<|im_start|>system\n<|im_end|>\n<|im_start|>user\n");
 }
 
+/// A system message among the turns stays where it is, or joins the first one where the template has no place for it.
+#[test]
+fn a_later_system_message_is_said_where_the_template_can() {
+    let after = [say("assistant", "A"), say("system", "Be brief."), say("user", "R")];
+    let layout = Layout { after: after.to_vec(), ..layout(Some("S"), "", "Q", &[]) };
+    let of = |source| {
+        let parts = template(source).split(&layout).unwrap();
+        format!("{}{}", text(&parts.system), text(&parts.question))
+    };
+    let turn = |role: &str, said: &str| format!("<|start_header_id|>{role}<|end_header_id|>\n\n{said}");
+    let ended = [("system", "S"), ("user", "Q"), ("assistant", "A"), ("system", "Be brief."), ("user", "R")];
+    let ended: String = ended.iter().map(|(role, said)| turn(role, said) + "<|eot_id|>").collect();
+    assert_eq!(of(LLAMA3), format!("<s>{ended}{}", turn("assistant", "")));
+    assert_eq!(of(MISTRAL), "<s>[INST] S\n\nBe brief.\n\nQ [/INST]A</s>[INST] R [/INST]");
+}
+
 #[test]
 fn what_the_template_trims_is_trimmed() {
     let around = layout(Some(" S "), "\n B ", " Q \n", &[say("user", " U "), say("assistant", " A ")]);

@@ -86,7 +86,7 @@ impl Engine {
     /// further turn leaves all that comes before it as it was. Of `around`, the history does not count.
     ///
     /// # Errors
-    /// If the last turn is neither a user's text nor a tool's result, or the chat template or tokenizer refuses a part.
+    /// If the last turn is neither a user's text, a system message nor a tool's result, no turn is the user's, or the chat template or tokenizer refuses a part.
     pub fn prompt_of_turns(
         &self,
         chunks: Vec<PromptChunk>,
@@ -95,7 +95,7 @@ impl Engine {
     ) -> Result<Prompt> {
         let ends = turns.last().is_some_and(|last| match last.role.as_str() {
             "user" => !last.content.trim().is_empty(),
-            role => role == "tool",
+            role => matches!(role, "tool" | "system"),
         });
         let first = turns.iter().position(|turn| turn.role == "user").filter(|_| ends);
         let Some(first) = first else { return Err(Error::EmptyQuestion) };
@@ -127,7 +127,7 @@ impl Engine {
         };
         let parts = match self.template() {
             Some(template) => template.split(&layout)?,
-            None => plain(layout),
+            None => plain(layout.with_system_joined().unwrap_or(layout)),
         };
         let ends = self.around(&parts)?;
         Ok(Prompt { system_reusable: first == 0, chunks, ..ends })

@@ -49,6 +49,26 @@ enum Part<'a> {
     Slot { index: usize, escapes: usize, trims_start: bool, trims_end: bool },
 }
 
+impl Layout {
+    /// The same conversation with the system messages among its turns joined to the one before them; none where there are none.
+    #[must_use]
+    pub fn with_system_joined(&self) -> Option<Layout> {
+        let turns = || self.history.iter().chain(&self.after);
+        if turns().all(|turn| turn.role != "system") {
+            return None;
+        }
+        let later = turns().filter(|turn| turn.role == "system").map(|turn| turn.content.as_str());
+        let said = self.system.as_deref().into_iter().chain(later).filter(|text| !text.is_empty());
+        let others = |turns: &[Message]| turns.iter().filter(|turn| turn.role != "system").cloned().collect();
+        Some(Layout {
+            system: Some(said.collect::<Vec<_>>().join("\n\n")),
+            history: others(&self.history),
+            after: others(&self.after),
+            ..self.clone()
+        })
+    }
+}
+
 impl ChatTemplate {
     /// Whether the template writes tools that it is given, their calls and their results. Where it does not,
     /// [`Layout::with_tools_as_text`] says them to the model.
@@ -74,7 +94,8 @@ impl ChatTemplate {
 
     /// The prompt around the documents, in pieces that know who wrote them.
     ///
-    /// The system message goes into the user's first turn if the template refuses or ignores a system role. White space
+    /// The system message goes into the user's first turn if the template refuses or ignores a system role. One among the turns
+    /// stays there if the template writes it, and is joined to the first one otherwise. White space
     /// that the template trims from messages is trimmed. Ids of calls are given in nine letters and digits if the
     /// template refuses others; several calls in one turn become turns of their own if it refuses them. An assistant's
     /// text beside its calls is left out where the template leaves it out.
@@ -91,10 +112,13 @@ impl ChatTemplate {
             return Err(template_error("cannot write a tool without a name".to_owned()));
         }
         let mut first = None;
-        for attempt in attempts(layout) {
-            match self.try_split(&attempt, layout) {
-                Ok(parts) => return Ok(parts),
-                Err(error) => _ = first.get_or_insert(error),
+        let joined = layout.with_system_joined();
+        for layout in std::iter::once(layout).chain(&joined) {
+            for attempt in attempts(layout) {
+                match self.try_split(&attempt, layout) {
+                    Ok(parts) => return Ok(parts),
+                    Err(error) => _ = first.get_or_insert(error),
+                }
             }
         }
         Err(first.unwrap_or(ModelError::ToolsIgnored))

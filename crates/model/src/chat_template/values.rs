@@ -182,7 +182,7 @@ impl Texts {
         Value::from_pairs(fields.collect::<Vec<(String, Value)>>())
     }
 
-    /// The turns. The system turn has besides, as one text, the tools where there are some: one template looks for them
+    /// The turns. A system turn at the beginning has besides, as one text, the tools where there are some: one template looks for them
     /// there (Phi-4-mini).
     pub(super) fn messages(&mut self, turns: &[Turn<'_>], tools: &[Json]) -> Vec<Value> {
         let mut messages = Vec::new();
@@ -198,7 +198,7 @@ impl Texts {
             if let Some(name) = turn.name {
                 fields.push(("name", self.shared_text(name).into()));
             }
-            if turn.role == "system" && self.marks && !tools.is_empty() {
+            if index == 0 && turn.role == "system" && self.marks && !tools.is_empty() {
                 let functions: Vec<&Json> = tools.iter().map(function_of).collect();
                 self.system_tools = Some(self.slots.len());
                 let list = json_text(&functions);

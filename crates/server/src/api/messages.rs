@@ -9,7 +9,8 @@ use crate::api_error::{ApiError, Result};
 
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct ChatMessage {
-    /// `system` or `developer` (before the others), `user`, `assistant` or `tool`.
+    /// `system` or `developer`, `user`, `assistant` or `tool`. A chat template that has no place for a system message after others gets it before
+    /// them.
     role: String,
     /// The text; between its parts are line breaks. A message of the assistant that calls tools may have none.
     #[serde(default)]
@@ -63,17 +64,17 @@ struct CalledFunction {
 /// A conversation, taken apart.
 #[derive(Debug, PartialEq)]
 pub(super) struct Conversation {
-    /// The system messages, joined.
+    /// The system messages before all turns, joined.
     pub(super) system: Option<String>,
-    /// The turns; the last one is the user's, or a tool's result.
+    /// The turns, of which one is the user's; the last one is not the assistant's.
     pub(super) turns: Vec<Message>,
 }
 
 impl Conversation {
-    /// Takes the messages of a chat apart.
+    /// Takes the messages of a chat apart. Where none is the user's, the last system message is taken for it.
     ///
     /// # Errors
-    /// If a role or content is not supported, or the last message is neither the user's nor a tool's.
+    /// If a role or content is not supported, no message is the user's, or the last one is the assistant's.
     pub(super) fn of(messages: &[ChatMessage]) -> Result<Conversation> {
         let mut system: Vec<String> = Vec::new();
         let mut turns: Vec<Message> = Vec::new();
@@ -86,9 +87,7 @@ impl Conversation {
             let role = message.role.as_str();
             match role {
                 "system" | "developer" if turns.is_empty() => system.push(content),
-                "system" | "developer" => {
-                    return wrong("role", "a system message stands before the others".to_owned());
-                }
+                "system" | "developer" => turns.push(Message::text("system", &content)),
                 "tool" if message.tool_call_id.is_none() => {
                     return wrong("tool_call_id", "the result of a tool names its call".to_owned());
                 }
@@ -110,17 +109,21 @@ impl Conversation {
                 }
             }
         }
-        let has_question = turns.iter().any(|turn| turn.role == "user");
-        match turns.last() {
-            Some(last) if has_question && matches!(last.role.as_str(), "user" | "tool") => {
-                let system = (!system.is_empty()).then(|| system.join("\n\n"));
-                Ok(Conversation { system, turns })
+        if !turns.iter().any(|turn| turn.role == "user") {
+            match turns.iter_mut().rev().find(|turn| turn.role == "system") {
+                Some(turn) => turn.role = "user".to_owned(),
+                None => {
+                    turns.splice(0..0, system.pop().map(|text| Message::text("user", &text))).for_each(drop)
+                }
             }
-            _ => Err(ApiError::field(
-                "messages",
-                "the last message must be the user's, or the result of a tool",
-            )),
         }
+        let has_question = turns.iter().any(|turn| turn.role == "user");
+        if !has_question || turns.last().is_none_or(|last| last.role == "assistant") {
+            let message = "the last message must be the user's, or the result of a tool";
+            return Err(ApiError::field("messages", message));
+        }
+        let system = (!system.is_empty()).then(|| system.join("\n\n"));
+        Ok(Conversation { system, turns })
     }
 
     /// The user's last message.

@@ -139,3 +139,23 @@ async fn a_conversation_goes_on_from_the_result_of_a_tool() {
     let (status, error) = refused(ask(&router, "POST", "/v1/chat/completions", None, body).await).await;
     assert_eq!((status, &error["param"]), (400, &json!("messages[2].tool_call_id")));
 }
+
+/// A system message that comes after the first turn, last or alone is part of the prompt, also where the chat template refuses it there.
+#[tokio::test]
+async fn system_messages_stand_anywhere() {
+    for router in [server(), tools::server_with(Some("mistral_nemo"), "[TOOL_CALLS]")] {
+        let tokens = async |messages: Value| {
+            let body = json!({ "messages": messages, "max_tokens": 2 });
+            let answer = post(&router, "/v1/chat/completions", body).await;
+            answer["usage"]["prompt_tokens"].as_u64().unwrap()
+        };
+        let said = |role: &str, content: &str| json!({ "role": role, "content": content });
+        let (asked, system) =
+            (said("user", "How tight is a stem bolt?"), said("system", "Answer in newton metres."));
+        let without = tokens(json!([asked])).await;
+        for messages in [json!([asked, system]), json!([asked, said("assistant", "Five."), system, asked])] {
+            assert!(tokens(messages).await > without + 5);
+        }
+        assert!(tokens(json!([system])).await > 0);
+    }
+}

@@ -32,7 +32,7 @@ pub(crate) struct CompletionRequest {
     /// The model's name as in `/v1/models`.
     #[serde(default)]
     pub(crate) model: Option<String>,
-    /// The conversation; the last message is the user's. `/v1/chat/completions` needs it.
+    /// The conversation; the last message is not the assistant's. `/v1/chat/completions` needs it.
     #[serde(default)]
     pub(super) messages: Vec<ChatMessage>,
     /// The text to continue. `/v1/completions` needs it.
@@ -327,6 +327,10 @@ mod tests {
         let param = |error: ApiError| error.param.unwrap();
         for (json, named) in [
             (r#"{"messages": []}"#, "messages"),
+            (
+                r#"{"messages": [{"role": "system", "content": "x"}, {"role": "assistant", "content": "y"}]}"#,
+                "messages",
+            ),
             (r#"{"messages": [{"role": "assistant", "content": "x"}]}"#, "messages"),
             (r#"{"messages": [{"role": "tool", "content": "x"}]}"#, "messages[0].tool_call_id"),
             (r#"{"messages": [{"role": "critic", "content": "x"}]}"#, "messages[0].role"),
@@ -342,6 +346,29 @@ mod tests {
             ),
         ] {
             assert_eq!(param(request(json).conversation().unwrap_err()), named, "{json}");
+        }
+    }
+
+    #[test]
+    fn system_messages_stand_anywhere_and_may_be_the_question() {
+        for (messages, system, turns) in [
+            ("system a, developer b, user c, system d", Some("a\n\nb"), "user c, system d"),
+            ("user a, assistant b, developer c, user d", None, "user a, assistant b, system c, user d"),
+            ("system a", None, "user a"),
+            ("system a, developer b", Some("a"), "user b"),
+            ("system a, assistant b, system c", Some("a"), "assistant b, user c"),
+        ] {
+            let message = |of: &str| {
+                let (role, content) = of.split_once(' ').unwrap();
+                json!({ "role": role, "content": content })
+            };
+            let given: Vec<Value> = messages.split(", ").map(message).collect();
+            let read = request(&json!({ "messages": given }).to_string()).conversation().unwrap();
+            let said = read.turns.iter().map(|turn| format!("{} {}", turn.role, turn.content));
+            assert_eq!(
+                (read.system.as_deref(), said.collect::<Vec<_>>().join(", ")),
+                (system, turns.to_owned())
+            );
         }
     }
 
