@@ -192,7 +192,7 @@ fn draw(
     let context = engine.decoder().config().context;
     if whole_documents && request.searches() {
         // The last documents are those that match the question least.
-        let answer = request.max_tokens().unwrap_or(1);
+        let answer = request.max_tokens()?.unwrap_or(1);
         while sources.len() > 1 && prompt.len().saturating_add(answer) > context {
             sources.pop();
             prompt.chunks.retain(|chunk| chunk.document < sources.len());

@@ -48,18 +48,19 @@ pub(crate) struct CompletionRequest {
     pub(crate) stream: Option<bool>,
     #[serde(default)]
     stream_options: Option<StreamOptions>,
-    /// Most tokens of the answer; 512, or what the context leaves, by default.
-    #[schema(minimum = 1)]
-    max_tokens: Option<usize>,
+    /// Most tokens of the answer; 512, or what the context leaves, by default and where it is -1.
+    #[schema(minimum = -1)]
+    max_tokens: Option<i64>,
     /// Goes before `max_tokens`.
-    #[schema(minimum = 1)]
-    pub(super) max_completion_tokens: Option<usize>,
+    #[schema(minimum = -1)]
+    pub(super) max_completion_tokens: Option<i64>,
     /// Tokens before which nothing ends the answer.
     min_tokens: Option<usize>,
     /// 0 takes the most likely token.
     #[schema(minimum = 0, maximum = 100, default = 0)]
     pub(super) temperature: Option<f32>,
-    #[schema(exclusive_minimum = 0, maximum = 1, default = 1)]
+    /// 0 takes the most likely token.
+    #[schema(minimum = 0, maximum = 1, default = 1)]
     pub(super) top_p: Option<f32>,
     /// -1 and 0 keep all tokens.
     #[schema(minimum = -1, default = 0)]
@@ -255,9 +256,21 @@ impl CompletionRequest {
         }
     }
 
-    /// The number of tokens that the request asks for.
-    pub(crate) fn max_tokens(&self) -> Option<usize> {
-        self.max_completion_tokens.or(self.max_tokens)
+    /// The number of tokens that the request asks for. -1 asks for none, as in llama.cpp.
+    ///
+    /// # Errors
+    /// If it is 0, or negative otherwise.
+    pub(crate) fn max_tokens(&self) -> Result<Option<usize>> {
+        let fields = [("max_completion_tokens", self.max_completion_tokens), ("max_tokens", self.max_tokens)];
+        let mut given = fields.into_iter().filter_map(|(name, tokens)| Some((name, tokens?)));
+        let Some((name, tokens)) = given.find(|(_, tokens)| *tokens != -1) else { return Ok(None) };
+        match usize::try_from(tokens) {
+            Ok(tokens) if tokens > 0 => Ok(Some(tokens)),
+            _ => Err(ApiError::field(
+                name,
+                "the number of an answer's tokens is at least 1, or -1 for none given",
+            )),
+        }
     }
 }
 

@@ -55,14 +55,17 @@ impl CompletionRequest {
             temperature,
             // -1 keeps all tokens, as in vLLM.
             top_k: if top_k == -1 { 0 } else { usize::try_from(top_k).map_err(|_| negative("top_k"))? },
-            top_p: self.top_p.unwrap_or(default.top_p),
+            // 0 keeps the likeliest token alone, as in OpenAI's interface.
+            top_p: self
+                .top_p
+                .map_or(default.top_p, |top_p| if top_p == 0.0 { f32::MIN_POSITIVE } else { top_p }),
             min_p: self.min_p.unwrap_or(default.min_p),
             repetition_penalty: self.repetition_penalty.unwrap_or(default.repetition_penalty),
             frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
             presence_penalty: self.presence_penalty.unwrap_or(0.0),
             logit_bias: self.logit_bias()?,
             seed,
-            max_tokens: self.max_tokens().unwrap_or(max_tokens),
+            max_tokens: self.max_tokens()?.unwrap_or(max_tokens),
             min_tokens: self.min_tokens.unwrap_or(0),
             stop: match &self.stop {
                 None => Vec::new(),
@@ -131,9 +134,11 @@ mod tests {
         let param = |error: ApiError| error.param.unwrap();
         for (json, named) in [
             (r#"{"temperature": -1}"#, "temperature"),
-            (r#"{"top_p": 0}"#, "top_p"),
+            (r#"{"top_p": -0.1}"#, "top_p"),
             (r#"{"top_k": -2}"#, "top_k"),
             (r#"{"max_tokens": 0}"#, "max_tokens"),
+            (r#"{"max_tokens": -2}"#, "max_tokens"),
+            (r#"{"max_completion_tokens": 0, "max_tokens": 5}"#, "max_completion_tokens"),
             (r#"{"logprobs": true, "top_logprobs": 21}"#, "top_logprobs"),
             (r#"{"logprobs": "yes"}"#, "logprobs"),
             (r#"{"presence_penalty": 2.5}"#, "presence_penalty"),
@@ -147,6 +152,15 @@ mod tests {
             request(r#"{"logprobs": true, "top_logprobs": 3}"#).sampling(9, || 7).unwrap().logprobs,
             Some(3)
         );
+        let top_p = |json| request(json).sampling(9, || 7).unwrap().top_p;
+        assert_eq!((top_p(r#"{"top_p": 0}"#), top_p(r#"{"top_p": 0.5}"#)), (f32::MIN_POSITIVE, 0.5));
+        for (json, most) in [
+            (r#"{"max_tokens": -1}"#, 9),
+            (r#"{"max_completion_tokens": -1, "max_tokens": 5}"#, 5),
+            (r#"{"max_completion_tokens": 4, "max_tokens": 5}"#, 4),
+        ] {
+            assert_eq!(request(json).sampling(9, || 7).unwrap().max_tokens, most, "{json}");
+        }
         assert_eq!(request(r#"{"stop": "x", "top_k": -1}"#).sampling(9, || 7).unwrap().stop, ["x"]);
     }
 

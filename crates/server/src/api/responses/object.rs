@@ -34,7 +34,7 @@ pub(super) struct ResponseObject {
     #[schema(required = true)]
     instructions: Option<String>,
     #[schema(required = true)]
-    max_output_tokens: Option<usize>,
+    max_output_tokens: Option<i64>,
     #[schema(value_type = Object)]
     metadata: Value,
     model: String,

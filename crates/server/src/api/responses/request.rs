@@ -31,13 +31,14 @@ pub(in crate::api) struct ResponsesRequest {
     #[schema(default = true)]
     pub(super) parallel_tool_calls: Option<bool>,
     pub(super) text: Option<TextOptions>,
-    /// Most tokens of the answer; 512, or what the context leaves, by default.
-    #[schema(minimum = 1)]
-    pub(super) max_output_tokens: Option<usize>,
+    /// Most tokens of the answer; 512, or what the context leaves, by default and where it is -1.
+    #[schema(minimum = -1)]
+    pub(super) max_output_tokens: Option<i64>,
     /// 0 takes the most likely token.
     #[schema(minimum = 0, maximum = 100, default = 0)]
     pub(super) temperature: Option<f32>,
-    #[schema(exclusive_minimum = 0, maximum = 1, default = 1)]
+    /// 0 takes the most likely token.
+    #[schema(minimum = 0, maximum = 1, default = 1)]
     pub(super) top_p: Option<f32>,
     /// As in a chat.
     seed: Option<i64>,
