@@ -20,21 +20,42 @@ pub(super) fn logprobs_schema() -> Schema {
 pub(crate) enum ResponseFormat {
     /// Any text.
     Text,
-    /// A JSON object.
-    JsonObject,
+    /// A JSON object, of a schema if there is one.
+    JsonObject {
+        /// As llama.cpp takes it.
+        #[serde(default)]
+        #[schema(value_type = Option<Object>)]
+        schema: Option<Value>,
+    },
     /// A JSON value of a schema.
-    JsonSchema { json_schema: NamedSchema },
+    JsonSchema {
+        #[serde(default)]
+        json_schema: Option<NamedSchema>,
+        /// In the place of `json_schema`, as llama.cpp takes it.
+        #[serde(default)]
+        #[schema(value_type = Option<Object>)]
+        schema: Option<Value>,
+    },
 }
 
 impl ResponseFormat {
-    pub(super) fn output(&self) -> Option<StructuredOutput> {
+    /// # Errors
+    /// If there is no schema where one must be.
+    pub(super) fn output(&self) -> Result<Option<StructuredOutput>> {
+        let of_schema = |schema: &Option<Value>| match schema {
+            Some(schema) => StructuredOutput::JsonSchema(schema.clone()),
+            None => StructuredOutput::JsonObject,
+        };
         match self {
-            ResponseFormat::Text => None,
-            ResponseFormat::JsonObject => Some(StructuredOutput::JsonObject),
-            ResponseFormat::JsonSchema { json_schema } => Some(match &json_schema.schema {
-                Some(schema) => StructuredOutput::JsonSchema(schema.clone()),
-                None => StructuredOutput::JsonObject,
-            }),
+            ResponseFormat::Text => Ok(None),
+            ResponseFormat::JsonObject { schema } => Ok(Some(of_schema(schema))),
+            ResponseFormat::JsonSchema { json_schema: Some(named), .. } => Ok(Some(of_schema(&named.schema))),
+            ResponseFormat::JsonSchema { json_schema: None, schema: schema @ Some(_) } => {
+                Ok(Some(of_schema(schema)))
+            }
+            ResponseFormat::JsonSchema { json_schema: None, schema: None } => {
+                Err(ApiError::field("response_format", "a format of type json_schema has json_schema.schema"))
+            }
         }
     }
 }

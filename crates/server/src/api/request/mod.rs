@@ -109,7 +109,7 @@ pub(crate) struct CompletionRequest {
     /// Number of alternatives to each token of a chat.
     #[schema(maximum = 20)]
     top_logprobs: Option<usize>,
-    // Fields of OpenAI's interface that are refused, unless their value asks for nothing.
+    // Fields of OpenAI's and of vLLM's older interface that are refused, unless their value asks for nothing.
     #[schema(ignore)]
     audio: Option<Value>,
     #[schema(ignore)]
@@ -118,6 +118,14 @@ pub(crate) struct CompletionRequest {
     function_call: Option<Value>,
     #[schema(ignore)]
     functions: Option<Value>,
+    #[schema(ignore)]
+    guided_choice: Option<Value>,
+    #[schema(ignore)]
+    guided_grammar: Option<Value>,
+    #[schema(ignore)]
+    guided_json: Option<Value>,
+    #[schema(ignore)]
+    guided_regex: Option<Value>,
     #[schema(ignore)]
     modalities: Option<Value>,
     #[schema(ignore)]
@@ -157,8 +165,9 @@ impl CompletionRequest {
         for (name, value, harmless) in self.unsupported() {
             let given = value.as_ref().filter(|value| !value.is_null()).map(Value::to_string);
             if given.is_some_and(|given| !harmless.contains(&given.as_str())) {
-                let error = ApiError::field(name, format!("{name} is not supported"));
-                return Err(ApiError { code: Some("unsupported_parameter"), ..error });
+                let instead = if name.starts_with("guided_") { ": structured_outputs is" } else { "" };
+                let error = ApiError::field(name, format!("{name} is not supported{instead}"));
+                return Err(error.with_code("unsupported_parameter"));
             }
         }
         if !(1..=MAX_ANSWERS).contains(&self.answers()) {
@@ -175,13 +184,17 @@ impl CompletionRequest {
         }
     }
 
-    /// OpenAI's fields that are not supported, with their values here and the values that ask for nothing.
-    fn unsupported(&self) -> [(&'static str, &Option<Value>, &'static [&'static str]); 8] {
+    /// Fields that are not supported, with their values here and the values that ask for nothing.
+    fn unsupported(&self) -> [(&'static str, &Option<Value>, &'static [&'static str]); 12] {
         [
             ("audio", &self.audio, &[]),
             ("best_of", &self.best_of, &["1"]),
             ("function_call", &self.function_call, &["\"none\""]),
             ("functions", &self.functions, &["[]"]),
+            ("guided_choice", &self.guided_choice, &[]),
+            ("guided_grammar", &self.guided_grammar, &[]),
+            ("guided_json", &self.guided_json, &[]),
+            ("guided_regex", &self.guided_regex, &[]),
             ("modalities", &self.modalities, &["[\"text\"]"]),
             ("prediction", &self.prediction, &[]),
             ("suffix", &self.suffix, &["\"\""]),
@@ -326,6 +339,10 @@ mod tests {
             (r#"{"n": 17}"#, "n"),
             (r#"{"best_of": 2}"#, "best_of"),
             (r#"{"suffix": "x"}"#, "suffix"),
+            (r#"{"guided_json": {"type": "object"}}"#, "guided_json"),
+            (r#"{"guided_regex": "a+"}"#, "guided_regex"),
+            (r#"{"guided_choice": ["a"]}"#, "guided_choice"),
+            (r#"{"guided_grammar": "start: \"a\""}"#, "guided_grammar"),
         ] {
             assert_eq!(request(json).check("m").unwrap_err().param.as_deref(), Some(named));
         }

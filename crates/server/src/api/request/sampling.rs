@@ -24,7 +24,7 @@ impl CompletionRequest {
     /// # Errors
     /// If two fields say so, or one of them is wrong.
     pub(crate) fn structured_output(&self) -> Result<Option<(&'static str, StructuredOutput)>> {
-        let format = self.response_format.as_ref().and_then(ResponseFormat::output);
+        let format = self.response_format.as_ref().map(ResponseFormat::output).transpose()?.flatten();
         let structured =
             self.structured_outputs.as_ref().map(StructuredOutputs::output).transpose()?.flatten();
         match (format, structured) {
@@ -194,6 +194,14 @@ mod tests {
                 Some(StructuredOutput::JsonSchema(schema.clone())),
             ),
             (
+                json!({"response_format": {"type": "json_object", "schema": schema}}),
+                Some(StructuredOutput::JsonSchema(schema.clone())),
+            ),
+            (
+                json!({"response_format": {"type": "json_schema", "schema": schema}}),
+                Some(StructuredOutput::JsonSchema(schema.clone())),
+            ),
+            (
                 json!({"structured_outputs": {"json": schema.to_string()}}),
                 Some(StructuredOutput::JsonSchema(schema.clone())),
             ),
@@ -212,5 +220,7 @@ mod tests {
         ] {
             assert_eq!(output(given).unwrap_err().param.as_deref(), Some("structured_outputs"));
         }
+        let none = json!({"response_format": {"type": "json_schema"}});
+        assert_eq!(output(none).unwrap_err().param.as_deref(), Some("response_format"));
     }
 }

@@ -207,10 +207,11 @@ impl TextFormat {
     fn response_format(&self) -> ResponseFormat {
         match self {
             TextFormat::Text => ResponseFormat::Text,
-            TextFormat::JsonObject => ResponseFormat::JsonObject,
-            TextFormat::JsonSchema(SchemaFormat { schema, .. }) => {
-                ResponseFormat::JsonSchema { json_schema: NamedSchema::of(schema.clone()) }
-            }
+            TextFormat::JsonObject => ResponseFormat::JsonObject { schema: None },
+            TextFormat::JsonSchema(SchemaFormat { schema, .. }) => ResponseFormat::JsonSchema {
+                json_schema: Some(NamedSchema::of(schema.clone())),
+                schema: None,
+            },
         }
     }
 }
