@@ -325,7 +325,19 @@ async fn null_is_a_field_that_is_not_there() {
     ] {
         assert_eq!(post(&router, "/v1/documents", body).await["data"].as_array().unwrap().len(), 1);
     }
-    post(&router, "/tokenize", json!({ "prompt": "A bolt", "return_token_strs": null })).await;
+    let tokens = async |body: Value| post(&router, "/tokenize", body).await["tokens"].clone();
+    let without =
+        tokens(json!({ "prompt": "A bolt", "return_token_strs": null, "add_special_tokens": null }));
+    assert_eq!(without.await, tokens(json!({ "prompt": "A bolt" })).await);
+    let call = json!({ "id": null, "type": "function", "function": { "name": "f", "arguments": null } });
+    let messages = json!([{ "role": "user", "content": "x" }, { "role": "assistant", "tool_calls": [call] },
+        { "role": "tool", "tool_call_id": "a", "content": "y" }]);
+    post(&router, "/v1/chat/completions", json!({ "messages": messages, "max_tokens": 1 })).await;
+    let body = json!({ "prompt": "A bolt", "messages": null, "max_tokens": 1 });
+    post(&router, "/v1/completions", body).await;
+    let body = json!({ "input": "How tight?", "max_output_tokens": 1, "text": { "format": null },
+        "reasoning": { "effort": null, "summary": null } });
+    assert_eq!(post(&router, "/v1/responses", body).await["text"]["format"]["type"], "text");
 }
 
 #[tokio::test]

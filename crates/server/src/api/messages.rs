@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
+use super::request::null_is_default;
 use crate::api_error::{ApiError, Result};
 
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -45,7 +46,7 @@ struct ContentPart {
 /// A call of a tool by the assistant.
 #[derive(Debug, Deserialize, ToSchema)]
 struct CalledTool {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     id: String,
     /// `function`
     #[serde(default, rename = "type")]

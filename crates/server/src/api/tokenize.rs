@@ -28,16 +28,12 @@ pub(super) struct TokenizeRequest {
     #[serde(default)]
     chat_template_kwargs: Option<ChatTemplateKwargs>,
     /// Whether the token that the model's prompts begin with is put before a text.
-    #[serde(default = "yes")]
+    #[serde(default)]
     #[schema(default = true)]
-    add_special_tokens: bool,
+    add_special_tokens: Option<bool>,
     /// Whether the tokens' texts are returned too.
     #[serde(default, deserialize_with = "null_is_default")]
     return_token_strs: bool,
-}
-
-fn yes() -> bool {
-    true
 }
 
 /// Tokens of a text.
@@ -83,7 +79,7 @@ pub(super) async fn tokenize(
         let tokenizer = engine.tokenizer();
         let tokens = match (&request.prompt, &request.messages) {
             (Some(text), None) => {
-                let bos = tokenizer.bos().filter(|_| request.add_special_tokens);
+                let bos = tokenizer.bos().filter(|_| request.add_special_tokens.unwrap_or(true));
                 let ids = tokenizer.encode(text, Specials::Plain);
                 let ids = ids.map_err(|error| ApiError::field("prompt", error.to_string()))?;
                 bos.into_iter().chain(ids).collect()

@@ -33,7 +33,7 @@ pub(crate) struct CompletionRequest {
     #[serde(default)]
     pub(crate) model: Option<String>,
     /// The conversation; the last message is not the assistant's. `/v1/chat/completions` needs it.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub(super) messages: Vec<ChatMessage>,
     /// The text to continue. `/v1/completions` needs it.
     #[serde(default)]

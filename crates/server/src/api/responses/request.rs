@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 use super::input::{InputItem, Messages, ResponseInput};
 use crate::api::request::{
     CompletionRequest, Documents, FunctionDefinition, NamedSchema, RefrainOptions, ResponseFormat,
-    ToolDefinition, tool_choice_schema,
+    ToolDefinition, null_is_default, tool_choice_schema,
 };
 use crate::api_error::{ApiError, Result};
 
@@ -94,7 +94,7 @@ pub(super) struct FunctionTool {
 /// What the text of a response looks like.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
 pub(super) struct TextOptions {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     #[schema(default = json!({ "type": "text" }))]
     pub(super) format: TextFormat,
 }
@@ -167,7 +167,8 @@ impl ResponsesRequest {
             ("truncation", &self.truncation, &[r#""disabled""#]),
         ];
         for (name, value, harmless) in unsupported {
-            let given = value.as_ref().filter(|value| !value.is_null()).map(Value::to_string);
+            let given = value.clone().map(without_nulls).filter(|value| !value.is_null());
+            let given = given.as_ref().map(Value::to_string);
             if given.is_some_and(|given| !harmless.contains(&given.as_str())) {
                 let error = ApiError::field(name, format!("{name} is not supported"));
                 return Err(ApiError { code: Some("unsupported_parameter"), ..error });
@@ -175,6 +176,14 @@ impl ResponsesRequest {
         }
         check_metadata(self.metadata.as_ref())
     }
+}
+
+/// A value without fields of null, which clients write where they have nothing to say.
+fn without_nulls(mut value: Value) -> Value {
+    if let Some(fields) = value.as_object_mut() {
+        fields.retain(|_, value| !value.is_null());
+    }
+    value
 }
 
 /// OpenAI's bounds on metadata.
