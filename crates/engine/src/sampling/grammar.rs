@@ -13,6 +13,7 @@ use refrain_model::Tokenizer;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::schema::prepare;
 use crate::{Error, Result};
 
 /// White space between the parts of a JSON text: a line break with its indentation, or some spaces. A bound keeps small models from
@@ -78,6 +79,7 @@ fn json_grammar(schema: &Value) -> std::result::Result<TopLevelGrammar, String> 
         Value::Object(_) => schema.clone(),
         _ => return Err("a JSON schema is an object".to_owned()),
     };
+    prepare(&mut schema)?;
     // A schema's own options would lift the bound on white space, and could make the grammar one of another kind.
     schema["x-guidance"] = json!({ "whitespace_pattern": JSON_SPACE });
     Ok(TopLevelGrammar::from_json_schema(schema))

@@ -2,6 +2,7 @@
 
 mod grammar;
 mod sampler;
+mod schema;
 
 use std::collections::BTreeMap;
 
@@ -11,6 +12,7 @@ pub(crate) use self::grammar::GrammarCompiler;
 pub use self::grammar::{Grammar, StructuredOutput};
 pub(crate) use self::sampler::Sampler;
 pub use self::sampler::argmax;
+pub use self::schema::without_unreadable;
 use crate::{Error, Result};
 
 /// How tokens are chosen. The default is greedy.

@@ -137,12 +137,29 @@ fn wrong_grammars_are_refused() {
         (StructuredOutput::JsonSchema(json!("text")), "object"),
         (StructuredOutput::JsonSchema(json!({"type": "unheard-of"})), "unheard-of"),
         (StructuredOutput::JsonSchema(json!({"$ref": "https://example.org/schema"})), "example.org"),
+        (StructuredOutput::JsonSchema(json!({"type": "array", "uniqueItems": true})), "uniqueItems"),
+        (StructuredOutput::JsonSchema(json!({"properties": {"price": {"pattern": "^(?!a)b"}}})), "\"price\""),
     ] {
         match engine.grammar(&output) {
             Err(Error::Grammar { reason }) => assert!(reason.contains(named), "{output:?}: {reason}"),
             other => panic!("{output:?}: {other:?}"),
         }
     }
+}
+
+/// Formats of strings hold where they are known, and are annotations otherwise.
+#[test]
+fn every_format_of_strings_is_taken() {
+    let engine = engine(&tiny("llama"), exact(Dtype::F32));
+    let of = |format| StructuredOutput::JsonSchema(json!({ "type": "string", "format": format }));
+    for format in
+        ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid", "phone"]
+    {
+        engine.grammar(&of(format)).unwrap_or_else(|error| panic!("{format}: {error}"));
+    }
+    let date = answer(&engine, &of("date"), Sampling { max_tokens: 40, ..Sampling::default() }).unwrap();
+    let value: Value = serde_json::from_str(&date.text).unwrap();
+    assert_eq!(value.as_str().map(|date| date.split('-').count()), Some(3), "{}", date.text);
 }
 
 /// A grammar that would take too long is an error within bounded time, before or while it is followed.

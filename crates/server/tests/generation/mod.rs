@@ -86,10 +86,16 @@ async fn answers_follow_their_format() {
             json!({ "response_format": { "type": "json_schema", "json_schema": { "schema": { "type": "wrong" } } } }),
             "response_format",
         ),
+        (
+            json!({ "response_format": { "type": "json_object", "schema": { "properties": {
+                "price": { "pattern": "^(?!x)" }, "title": { "description": "x".repeat(900) } } } } }),
+            "response_format",
+        ),
     ] {
         let refusal = ask(&router, "POST", "/v1/chat/completions", None, chat(more.clone())).await;
         let (status, error) = refused(refusal).await;
         assert_eq!((status, &error["param"]), (400, &json!(param)), "{more} {error}");
+        assert!(error["message"].as_str().unwrap().len() < 300, "{error}");
     }
 }
 

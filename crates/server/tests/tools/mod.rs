@@ -247,6 +247,27 @@ async fn tools_stand_in_the_prompt_unless_none_may_be_called() {
     }
 }
 
+/// A pattern that no grammar reads, as that of pydantic's `Decimal`, does not count, and neither does a keyword of null.
+#[tokio::test]
+async fn arguments_of_a_tool_may_have_patterns_that_no_grammar_reads() {
+    let router = server_with(None, "<|im_start|>");
+    let bolt = json!({ "type": "string", "pattern": "^(?!x)[a-z]*$", "enum": ["stem", "seat"] });
+    let parameters = json!({ "type": "object", "properties": { "bolt": bolt }, "required": ["bolt"],
+        "additionalProperties": false, "$defs": null });
+    let function = json!({ "name": "torque", "parameters": parameters });
+    let optional = json!({ "name": "count_spokes", "parameters": { "type": "object", "properties": {}, "required": null } });
+    let tools =
+        json!([{ "type": "function", "function": function }, { "type": "function", "function": optional }]);
+    let more = json!({ "tools": tools, "tool_choice": { "type": "function", "function": { "name": "torque" } },
+        "parallel_tool_calls": false });
+    let answer = post(&router, PATH, asked(more)).await;
+    let call = &answer["choices"][0]["message"]["tool_calls"][0]["function"];
+    let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
+    assert!(["stem", "seat"].map(|of| json!(of)).contains(&arguments["bolt"]), "{call}");
+    let more = json!({ "tools": tools, "tool_choice": "required", "max_tokens": 4 });
+    post(&router, PATH, asked(more)).await;
+}
+
 #[tokio::test]
 async fn what_cannot_be_called_is_refused() {
     let router = server_with(None, "<|im_start|>");

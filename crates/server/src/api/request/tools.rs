@@ -1,6 +1,6 @@
 //! The tools that a request lets the model call, and whether it must.
 
-use refrain::engine::{Engine, StructuredOutput};
+use refrain::engine::{Engine, StructuredOutput, without_unreadable};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
@@ -126,7 +126,14 @@ impl ToolUse {
             Must::Tool(name) => Some(name.as_str()),
             Must::Nothing | Must::Any => None,
         };
-        let grammar = format.grammar(&self.tools, which, self.parallel, &id);
+        let readable = |tool: &Value| {
+            let mut tool = tool.clone();
+            let parameters = &mut tool["function"]["parameters"];
+            *parameters = without_unreadable(parameters.take());
+            tool
+        };
+        let tools: Vec<Value> = self.tools.iter().map(readable).collect();
+        let grammar = format.grammar(&tools, which, self.parallel, &id);
         let grammar = grammar.map_err(|error| ApiError::field("tool_choice", error.to_string()))?;
         Ok(StructuredOutput::Lark(grammar))
     }
