@@ -357,9 +357,8 @@ mod tests {
         let mut clients: Vec<UnboundedReceiver<Event>> = Vec::new();
         for _ in 0..3 {
             let (sender, events) = unbounded_channel();
-            let jobs = vec![(Job::Generate(Box::new(job.clone())), sender)];
-            let times = (Instant::now(), Duration::from_secs(3600));
-            shared.push(&engine, jobs, times, JobBytes { kv: 7, prompt: 0 }).unwrap();
+            let jobs = vec![(Job::Generate(Box::new(job.clone())), sender, JobBytes { kv: 7, prompt: 0 })];
+            shared.push(&engine, jobs, (Instant::now(), Duration::from_secs(3600))).unwrap();
             clients.push(events);
         }
         let mut compute = Compute::new(shared.clone());

@@ -98,21 +98,20 @@ impl Shared {
         if key == self.own { limit } else { self.limits.of_key(limit) }
     }
 
-    /// Puts the jobs of a request, which take `bytes` each, into the queue, all of them or none. They are late a `timeout` after it arrived.
+    /// Puts the jobs of a request, with the bytes that each takes, into the queue, all of them or none. They are late a `timeout` after it arrived.
     ///
     /// # Errors
     /// If the queue has no room for all of them, or the server is shutting down.
     pub(crate) fn push(
         &self,
         engine: &Engine,
-        jobs: Vec<(Job, UnboundedSender<Event>)>,
+        jobs: Vec<(Job, UnboundedSender<Event>, JobBytes)>,
         (arrived, timeout): (Instant, Duration),
-        bytes: JobBytes,
     ) -> Result<()> {
         let key = &engine.settings().namespace;
         let limit = self.of_key(key, self.limits.max_queued_requests);
         if jobs.len() > limit {
-            let message = format!("n is {}, and {limit} answers may wait at a time", jobs.len());
+            let message = format!("{} answers are asked for, and {limit} may wait at a time", jobs.len());
             return Err(ApiError::field("n", message));
         }
         let mut queue = self.queue();
@@ -128,7 +127,7 @@ impl Shared {
             return Err(self.full(&queue, message));
         }
         let deadline = arrived + timeout;
-        for (job, events) in jobs {
+        for (job, events, bytes) in jobs {
             let (engine, span) = (engine.clone(), Span::current());
             let queue_span = info_span!(parent: &span, "queue", ahead = queue.jobs.len());
             let queued = QueuedJob { engine, job, events, arrived, deadline, bytes, span, queue_span };
@@ -314,8 +313,8 @@ mod tests {
             let ingest = engine.start_ingest(&[document], &method).unwrap();
             let (sender, events) = unbounded_channel();
             self.events.push(events);
-            let (jobs, time) = (vec![(Job::Ingest(Box::new(ingest)), sender)], Duration::from_secs(3600));
-            self.shared.push(&engine, jobs, (Instant::now(), time), JobBytes::default()).unwrap();
+            let jobs = vec![(Job::Ingest(Box::new(ingest)), sender, JobBytes::default())];
+            self.shared.push(&engine, jobs, (Instant::now(), Duration::from_secs(3600))).unwrap();
         }
 
         /// The keys of the ingests that start until none may, where keys have used so many seconds.
@@ -367,10 +366,10 @@ mod tests {
                 let (sender, events) = unbounded_channel();
                 clients.push(events);
                 let ingest = engine.start_ingest(std::slice::from_ref(&document), &method).unwrap();
-                (Job::Ingest(Box::new(ingest)), sender)
+                (Job::Ingest(Box::new(ingest)), sender, JobBytes::default())
             });
             let time = (Instant::now(), Duration::from_secs(3600));
-            let pushed = shared.push(&engine, jobs.collect(), time, JobBytes::default());
+            let pushed = shared.push(&engine, jobs.collect(), time);
             pushed.map_err(|error| (error.status.as_u16(), error.param))
         };
         push(2).unwrap();

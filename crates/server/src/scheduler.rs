@@ -41,8 +41,8 @@ impl Scheduler {
         Err(ApiError::too_large(message))
     }
 
-    /// Puts the jobs of a request, which are alike but for their seeds, into the queue, all of them or none. `arrived` is the time of the
-    /// request; `timeout` replaces [`Limits::request_timeout`].
+    /// Puts the jobs of a request into the queue, all of them or none. `arrived` is the time of the request; `timeout` replaces
+    /// [`Limits::request_timeout`].
     ///
     /// # Errors
     /// If a job exceeds a limit, the queue has no room for all, or the server is shutting down.
@@ -54,17 +54,26 @@ impl Scheduler {
         timeout: Option<Duration>,
     ) -> Result<()> {
         let timeout = timeout.unwrap_or(self.0.limits.request_timeout);
-        let limit = self.0.limits.kv_cache_memory_bytes;
-        let bytes = match jobs.first() {
-            None | Some((Job::Ingest(_), _)) => JobBytes::default(),
-            Some((Job::Generate(job), _)) => {
-                self.check_tokens(job.prompt.len().saturating_add(job.sampling.max_tokens))?;
-                JobBytes {
-                    kv: engine.max_kv_bytes(&job.prompt, job.sampling.max_tokens, &job.eviction)?,
-                    prompt: engine.prompt_bytes(&job.prompt, &*job.method, &job.eviction),
-                }
-            }
+        let with_bytes = |(job, events)| {
+            let bytes = self.bytes(engine, &job)?;
+            Ok((job, events, bytes))
         };
+        let jobs = jobs.into_iter().map(with_bytes).collect::<Result<Vec<_>>>()?;
+        self.0.push(engine, jobs, (arrived, timeout))
+    }
+
+    /// The bytes that a job takes.
+    ///
+    /// # Errors
+    /// If the job exceeds a limit.
+    fn bytes(&self, engine: &Engine, job: &Job) -> Result<JobBytes> {
+        let Job::Generate(job) = job else { return Ok(JobBytes::default()) };
+        self.check_tokens(job.prompt.len().saturating_add(job.sampling.max_tokens))?;
+        let bytes = JobBytes {
+            kv: engine.max_kv_bytes(&job.prompt, job.sampling.max_tokens, &job.eviction)?,
+            prompt: engine.prompt_bytes(&job.prompt, &*job.method, &job.eviction),
+        };
+        let limit = self.0.limits.kv_cache_memory_bytes;
         if bytes.most() > limit {
             let JobBytes { kv, prompt } = bytes;
             let prompt = if prompt > 0 { format!(" and {prompt} for its prompt") } else { String::new() };
@@ -74,7 +83,7 @@ impl Scheduler {
             );
             return Err(ApiError::too_large(message));
         }
-        self.0.push(engine, jobs, (arrived, timeout), bytes)
+        Ok(bytes)
     }
 
     /// Checks, before a request is tokenised, whether the queue takes it.

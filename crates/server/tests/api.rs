@@ -299,7 +299,7 @@ async fn what_is_wrong_is_refused_in_openais_shape_with_the_field() {
         ("POST", "/v1/chat/completions", Value::Null, 400),
         ("POST", "/v1/documents", json!({}), 400),
         ("POST", "/v1/documents", json!({ "documents": [] }), 400),
-        ("POST", "/v1/completions", json!({ "prompt": ["a", "b"] }), 400),
+        ("POST", "/v1/completions", json!({ "prompt": ["a", ""] }), 400),
         ("POST", "/v1/documents/doc-0/pin", json!({}), 404),
     ] {
         let (found, error) = refused(ask(&router, method, path, None, body).await).await;

@@ -5,9 +5,7 @@ use std::time::Instant;
 
 use futures_util::stream::{self, SelectAll, Stream, StreamExt as _};
 use refrain::corpus::{Source, SourceFinder};
-use refrain::engine::{
-    Engine, Grammar, Instructions, Parts, Prompt, PromptChunk, Sampling, StructuredOutput,
-};
+use refrain::engine::{Engine, Grammar, Instructions, Prompt, PromptChunk, Sampling, StructuredOutput};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::details::AnswerContext;
@@ -31,18 +29,24 @@ const MAX_TOKENS: usize = 512;
 pub(super) enum Input {
     /// A conversation, which the chat template writes.
     Messages,
-    /// A text to go on with.
+    /// Texts to go on with.
     Prompt,
 }
 
 /// A request after tokenising.
 struct Prepared {
     tenant: Tenant,
-    prompt: Prompt,
+    drawn: Drawn,
     sampling: Sampling,
     grammar: Option<(Grammar, &'static str)>,
-    tools: Option<ToolUse>,
+    echoed: Vec<String>,
+}
+
+/// A request's prompts, the documents that its answers draw on, and its tools.
+struct Drawn {
+    prompts: Vec<Prompt>,
     sources: Vec<Source>,
+    tools: Option<ToolUse>,
 }
 
 /// Answers on their way.
@@ -51,7 +55,11 @@ pub(super) struct Asked {
     pub(super) context: AnswerContext,
     /// Whether log probabilities are asked for.
     pub(super) logprobs: bool,
-    /// A reader of each answer.
+    /// The number of answers to each prompt.
+    pub(super) answers: usize,
+    /// The text that the answers to each prompt begin with; none where they begin with no other text than their own.
+    pub(super) echoed: Vec<String>,
+    /// A reader of each answer; those to one prompt follow one another.
     pub(super) readers: Vec<AnswerReader>,
     pub(super) events: AnswerEvents,
     /// The bytes of the request, for those who need it until its end.
@@ -81,7 +89,7 @@ pub(super) async fn ask(
         move || Ok((prepare(&app, tenant, &request, input, whole_documents)?, held))
     };
     let (prepared, held) = app.preprocess(work).await?;
-    let Prepared { tenant, prompt, sampling, grammar, tools, sources } = prepared;
+    let Prepared { tenant, drawn: Drawn { prompts, sources, tools }, sampling, grammar, echoed } = prepared;
     let context = AnswerContext {
         method: method.spec,
         evict: policy.spec,
@@ -89,7 +97,7 @@ pub(super) async fn ask(
         sources: sources.iter().map(SourceResponse::from).collect(),
         explain,
     };
-    let tokens = prompt.len();
+    let tokens = prompts.iter().map(Prompt::len).sum::<usize>();
     tracing::info!(
         method = context.method,
         evict = context.evict,
@@ -97,30 +105,36 @@ pub(super) async fn ask(
         tokens,
         "asked"
     );
-    tracing::trace!(target: TEXT_LOG, prompt = app.state.engine.tokenizer().decode(&prompt.ids(), false));
     let logprobs = sampling.logprobs.is_some();
     let (method, eviction) = (method.built, policy.built);
     let (grammar, grammar_field) = grammar.map_or((None, ""), |(grammar, field)| (Some(grammar), field));
     let explain = explain.is_wanted();
-    let job = GenerateJob { prompt, method, eviction, sampling, grammar, grammar_field, explain };
+    let mut jobs = Vec::with_capacity(prompts.len() * answers);
+    for prompt in prompts {
+        tracing::trace!(target: TEXT_LOG, prompt = app.state.engine.tokenizer().decode(&prompt.ids(), false));
+        for index in 0..answers {
+            let seed = sampling.seed.wrapping_add(index as u64);
+            jobs.push(GenerateJob {
+                prompt: prompt.clone(),
+                method: method.clone(),
+                eviction: eviction.clone(),
+                sampling: Sampling { seed, ..sampling.clone() },
+                grammar: grammar.clone(),
+                grammar_field,
+                explain,
+            });
+        }
+    }
     let engine = tenant.engine.clone();
-    let readers = (0..answers).map(|_| AnswerReader::new(&engine, tools.as_ref())).collect();
-    let jobs = (0..answers).map(|index| {
-        let mut job = job.clone();
-        job.sampling.seed = job.sampling.seed.wrapping_add(index as u64);
-        job
-    });
-    let events = AnswerEvents::submit(app, &tenant, jobs.collect(), arrived)?;
-    Ok(Asked { engine, context, logprobs, readers, events, held })
+    let readers = jobs.iter().map(|_| AnswerReader::new(&engine, tools.as_ref())).collect();
+    let events = AnswerEvents::submit(app, &tenant, jobs, arrived)?;
+    Ok(Asked { engine, context, logprobs, answers, echoed, readers, events, held })
 }
 
 /// The error of a job that ended without a word.
 pub(super) fn lost() -> ApiError {
     ApiError::internal(&"a job ended without an answer")
 }
-
-/// A request's prompt, the documents that its answer draws on, and its tools.
-type Drawn = (Prompt, Vec<Source>, Option<ToolUse>);
 
 /// The chunks that a request's prompt is made of.
 ///
@@ -139,11 +153,13 @@ pub(super) async fn plan(
         let app = app.clone();
         move || {
             let _held = held;
-            let (prompt, ..) = draw(&app, &tenant, &request, input, whole_documents)?;
-            let keys = tenant.engine.keys_in(&prompt, whole_documents);
-            let chunks = keys.iter().map(|(key, tokens)| (short_key(key), *tokens)).collect();
+            let Drawn { prompts, .. } = draw(&app, &tenant, &request, input, whole_documents)?;
+            // Several prompts have the same documents.
+            let keys = prompts.first().map(|prompt| tenant.engine.keys_in(prompt, whole_documents));
+            let chunks = keys.iter().flatten().map(|(key, tokens)| (short_key(key), *tokens)).collect();
+            let prompt_tokens = prompts.iter().map(Prompt::len).sum();
             let charge = if method.built.reuses() { app.state.scheduler.load().2.charge } else { 1.0 };
-            Ok(ChunkPlan { chunks, prompt_tokens: prompt.len(), charge })
+            Ok(ChunkPlan { chunks, prompt_tokens, charge })
         }
     };
     app.preprocess(work).await
@@ -157,22 +173,29 @@ fn draw(
     input: Input,
     whole_documents: bool,
 ) -> Result<Drawn> {
+    let engine = &tenant.engine;
     let conversation = (input == Input::Messages).then(|| request.conversation()).transpose()?;
-    let question = match &conversation {
-        Some(conversation) => conversation.question().to_owned(),
-        None => request.prompt()?.to_owned(),
+    let continued = if conversation.is_none() { request.prompts()? } else { Vec::new() };
+    let mut prompts = continued.iter().map(|text| text.compose(engine)).collect::<Result<Vec<Prompt>>>()?;
+    let question = match (&conversation, continued.as_slice()) {
+        (Some(conversation), _) => conversation.question().to_owned(),
+        (None, [text]) => text.text(engine),
+        (None, _) if request.searches() => {
+            let message = "a search is for one prompt: give the documents of several ones by id or as texts";
+            return Err(ApiError::field("documents", message));
+        }
+        (None, _) => String::new(),
     };
     let tools = request.tool_use()?;
     if tools.is_some() && input == Input::Prompt {
         return Err(ApiError::field("tools", "tools are for chats: a text to continue calls none"));
     }
-    let finder = SourceFinder { corpus: &app.state.corpus, engine: &tenant.engine, whole_documents };
+    let finder = SourceFinder { corpus: &app.state.corpus, engine, whole_documents };
     let documents = (request.documents.as_ref(), app.state.options.max_documents_per_request);
     let mut sources = sources(&finder, documents, &question, request.refrain.search)?;
     let chunks = sources.iter().enumerate().flat_map(|(index, source)| source.prompt_chunks(index));
     let chunks: Vec<PromptChunk> = chunks.collect();
-    let engine = &tenant.engine;
-    let mut prompt = match conversation {
+    match conversation {
         Some(conversation) => {
             let listed = tools.as_ref().map(|tools| tools.tools.clone()).unwrap_or_default();
             let around = app.state.options.instructions.clone();
@@ -182,23 +205,21 @@ fn draw(
                 thinking: request.thinking(),
                 ..around
             };
-            engine.prompt_of_turns(chunks, &conversation.turns, &instructions)?
+            prompts.push(engine.prompt_of_turns(chunks, &conversation.turns, &instructions)?);
         }
-        None => {
-            let ends = engine.compose(&Parts { question: &question, ..Parts::default() })?;
-            Prompt { chunks, ..ends }
-        }
-    };
-    let context = engine.decoder().config().context;
+        None => prompts.iter_mut().for_each(|prompt| prompt.chunks.clone_from(&chunks)),
+    }
     if whole_documents && request.searches() {
-        // The last documents are those that match the question least.
-        let answer = request.max_tokens()?.unwrap_or(1);
-        while sources.len() > 1 && prompt.len().saturating_add(answer) > context {
-            sources.pop();
-            prompt.chunks.retain(|chunk| chunk.document < sources.len());
+        let (context, answer) = (engine.decoder().config().context, request.max_tokens()?.unwrap_or(1));
+        for prompt in &mut prompts {
+            // The last documents are those that match the question least.
+            while sources.len() > 1 && prompt.len().saturating_add(answer) > context {
+                sources.pop();
+                prompt.chunks.retain(|chunk| chunk.document < sources.len());
+            }
         }
     }
-    Ok((prompt, sources, tools))
+    Ok(Drawn { prompts, sources, tools })
 }
 
 /// Tokenises a request, and finds what its answer draws on and is held to.
@@ -209,10 +230,11 @@ fn prepare(
     input: Input,
     whole_documents: bool,
 ) -> Result<Prepared> {
-    let (prompt, sources, tools) = draw(app, &tenant, request, input, whole_documents)?;
+    let drawn = draw(app, &tenant, request, input, whole_documents)?;
     let engine = &tenant.engine;
     let context = engine.decoder().config().context;
-    let max_tokens = context.saturating_sub(prompt.len()).clamp(1, MAX_TOKENS);
+    let longest = drawn.prompts.iter().map(Prompt::len).max().unwrap_or(0);
+    let max_tokens = context.saturating_sub(longest).clamp(1, MAX_TOKENS);
     let sampling = request.sampling(max_tokens, random_seed)?;
     let vocab = engine.decoder().config().vocab;
     if let Some(token) = sampling.logit_bias.keys().find(|token| **token as usize >= vocab) {
@@ -221,8 +243,14 @@ fn prepare(
             format!("the model has {vocab} tokens, and none of id {token}"),
         ));
     }
-    let grammar = grammar(engine, request, tools.as_ref())?;
-    Ok(Prepared { tenant, prompt, sampling, grammar, tools, sources })
+    let grammar = grammar(engine, request, drawn.tools.as_ref())?;
+    let echoed = match input {
+        Input::Prompt if request.echoes()? => {
+            request.prompts()?.into_iter().map(|text| text.text(engine)).collect()
+        }
+        Input::Prompt | Input::Messages => Vec::new(),
+    };
+    Ok(Prepared { tenant, drawn, sampling, grammar, echoed })
 }
 
 /// The grammar of a request's answers, and the field that it is of. Answers that must be calls are nothing else; those that may be calls, and have a format, are

@@ -65,10 +65,9 @@ async fn answer(
     (request, held): (CompletionRequest, HeldBytes),
     route: Route,
 ) -> Result<Response> {
-    let echoed = if route == Route::Completion { request.echoed()?.map(str::to_owned) } else { None };
     let (stream, include_usage) = (request.streams(), request.wants_usage());
     let input = if route == Route::Chat { Input::Messages } else { Input::Prompt };
-    let Asked { engine, context, logprobs, readers, mut events, .. } =
+    let Asked { engine, context, logprobs, answers: answers_each, echoed, readers, mut events, .. } =
         ask(&app, tenant, (request, held), input).await?;
     let builder = ResponseBuilder {
         route,
@@ -78,6 +77,7 @@ async fn answer(
         context,
         engine,
         logprobs,
+        answers_each,
         echoed,
     };
     let mut answers: Vec<AnswerState> =
@@ -145,9 +145,9 @@ impl EventWriter for ChunkWriter {
 impl ChunkWriter {
     /// The events of an answer that is complete, and after the last one that of the usage.
     fn finish(&mut self, index: usize, answer: Answer) -> Vec<ServerSentEvent> {
-        let usage = Usage::of(&answer);
+        let usage = self.builder.usage(index, &answer);
         self.usage = Some(match self.usage.take() {
-            Some(before) => before.with_answer(usage),
+            Some(before) => before.plus(usage),
             None => usage,
         });
         self.unfinished -= 1;

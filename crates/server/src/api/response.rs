@@ -162,8 +162,10 @@ pub(super) struct ResponseBuilder {
     pub(super) context: AnswerContext,
     pub(super) engine: Engine,
     pub(super) logprobs: bool,
-    /// The text that each answer begins with.
-    pub(super) echoed: Option<String>,
+    /// The number of answers to each prompt.
+    pub(super) answers_each: usize,
+    /// The text that the answers to each prompt begin with; none where they begin with no other text than their own.
+    pub(super) echoed: Vec<String>,
 }
 
 /// One of the answers of a request, as far as it came.
@@ -246,17 +248,36 @@ impl ResponseBuilder {
             match self.route {
                 Route::Chat => choice.message = Some(message),
                 Route::Completion => {
-                    choice.text =
-                        Some(self.echoed.iter().chain([&answer.text]).map(String::as_str).collect());
+                    let echoed = self.echoed(state.index);
+                    choice.text = Some(echoed.into_iter().chain([answer.text.as_str()]).collect());
                 }
             }
             choice
         });
         let mut response = self.response(object, choices.collect());
-        let usage = answers.iter().map(|(_, answer)| Usage::of(answer)).reduce(Usage::with_answer);
-        response.usage = usage;
+        let usages = answers.iter().map(|(state, answer)| self.usage(state.index, answer));
+        response.usage = usages.reduce(Usage::plus);
         response.refrain = answers.into_iter().next().map(|(_, answer)| self.details(answer));
         response
+    }
+
+    /// The text that an answer begins with.
+    fn echoed(&self, index: usize) -> Option<&str> {
+        self.echoed.get(index / self.answers_each).map(String::as_str)
+    }
+
+    /// Usage of one answer. The tokens of a prompt count with the first of its answers.
+    pub(super) fn usage(&self, index: usize, answer: &Answer) -> Usage {
+        let is_first = index.is_multiple_of(self.answers_each);
+        let prompt = |tokens: usize| if is_first { tokens } else { 0 };
+        let (prompt_tokens, completion_tokens) =
+            (prompt(answer.stats.prompt_tokens), answer.stats.answer_tokens);
+        Usage {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens: prompt_tokens + completion_tokens,
+            prompt_tokens_details: PromptTokensDetails { cached_tokens: prompt(answer.stats.found_tokens()) },
+        }
     }
 
     fn choice(
@@ -303,7 +324,9 @@ impl ResponseBuilder {
             Route::Chat => {
                 Delta { role: Some("assistant"), content: text(String::new()), ..Delta::default() }
             }
-            Route::Completion => Delta { content: text(self.echoed.clone()?), ..Delta::default() },
+            Route::Completion => {
+                Delta { content: text(self.echoed(state.index)?.to_owned()), ..Delta::default() }
+            }
         };
         Some(self.chunk(state, delta, None, &[]))
     }
@@ -354,21 +377,12 @@ impl ResponseBuilder {
 }
 
 impl Usage {
-    /// Usage of one answer.
-    pub(super) fn of(answer: &Answer) -> Usage {
-        let (prompt_tokens, completion_tokens) = (answer.stats.prompt_tokens, answer.stats.answer_tokens);
-        Usage {
-            prompt_tokens,
-            completion_tokens,
-            total_tokens: prompt_tokens + completion_tokens,
-            prompt_tokens_details: PromptTokensDetails { cached_tokens: answer.stats.found_tokens() },
-        }
-    }
-
-    /// Usage with a further answer to the same prompt, which counts once.
-    pub(super) fn with_answer(mut self, other: Usage) -> Usage {
+    /// Usage of several answers together.
+    pub(super) fn plus(mut self, other: Usage) -> Usage {
+        self.prompt_tokens += other.prompt_tokens;
         self.completion_tokens += other.completion_tokens;
-        self.total_tokens += other.completion_tokens;
+        self.total_tokens += other.total_tokens;
+        self.prompt_tokens_details.cached_tokens += other.prompt_tokens_details.cached_tokens;
         self
     }
 }

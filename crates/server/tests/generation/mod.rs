@@ -130,6 +130,61 @@ async fn biases_penalties_and_echo_have_their_effect() {
     assert_eq!((status, &error["param"]), (400, &json!("logit_bias")));
 }
 
+/// Each of several prompts has the answers that it has alone, whole and streamed, and all prompts count.
+#[tokio::test]
+async fn several_prompts_have_the_answers_of_each() {
+    let (router, path) = (server(), "/v1/completions");
+    let asked = |prompt: Value, n: usize| {
+        json!({ "prompt": prompt, "n": n, "echo": true, "temperature": 1.5, "seed": 5, "max_tokens": 6, "min_tokens": 6,
+            "documents": [{ "text": "A stem bolt is tightened to 5 Nm." }] })
+    };
+    let (one, two) = ("The bolt is", "A much longer text that somebody began:");
+    let mut alone = Vec::new();
+    for prompt in [one, two] {
+        alone.push(post(&router, path, asked(json!(prompt), 2)).await);
+    }
+    let text = |answer: &Value, index: usize| answer["choices"][index]["text"].as_str().unwrap().to_owned();
+    let texts: Vec<String> = alone.iter().flat_map(|answer| [text(answer, 0), text(answer, 1)]).collect();
+    assert!(texts[..2].iter().all(|text| text.starts_with(one)) && texts[2].starts_with(two), "{texts:?}");
+    let whole = post(&router, path, asked(json!([one, two]), 2)).await;
+    assert_eq!((0..4).map(|index| text(&whole, index)).collect::<Vec<_>>(), texts);
+    assert!((0..4).all(|index| whole["choices"][index]["index"] == index));
+    for name in ["prompt_tokens", "completion_tokens", "total_tokens"] {
+        let sum: u64 = alone.iter().map(|answer| answer["usage"][name].as_u64().unwrap()).sum();
+        assert_eq!(whole["usage"][name], sum, "{name}");
+    }
+    let mut body = asked(json!([one, two]), 2);
+    (body["stream"], body["stream_options"]) = (json!(true), json!({ "include_usage": true }));
+    let events = events(ask(&router, "POST", path, None, body).await).await;
+    let (used, chunks) = events.split_last().unwrap();
+    assert_eq!(used["usage"]["total_tokens"], whole["usage"]["total_tokens"]);
+    for (index, text) in texts.iter().enumerate() {
+        let of = chunks.iter().map(|chunk| &chunk["choices"][0]).filter(|choice| choice["index"] == index);
+        assert_eq!(of.filter_map(|choice| choice["text"].as_str()).collect::<String>(), *text);
+    }
+    // The ids of a prompt's tokens are the same prompt.
+    let ids =
+        async |text: &str| post(&router, "/tokenize", json!({ "prompt": text })).await["tokens"].clone();
+    let (one, two) = (ids(one).await, ids(two).await);
+    let of_ids = post(&router, path, asked(json!([one, two]), 2)).await;
+    let answers = |texts: &Value| {
+        let tokens = |index| texts["choices"][index]["text"].as_str().unwrap().to_owned();
+        (0..4).map(tokens).collect::<Vec<_>>()
+    };
+    assert!(answers(&of_ids).iter().zip(&texts).all(|(ids, text)| ids.ends_with(text.as_str())), "{of_ids}");
+    assert_eq!(of_ids["usage"]["prompt_tokens"], whole["usage"]["prompt_tokens"]);
+    for (body, param) in [
+        (json!({ "prompt": [0, 4_000_000] }), "prompt"),
+        (json!({ "prompt": "" }), "prompt"),
+        (json!({ "prompt": vec!["a"; 17] }), "prompt"),
+        (json!({ "prompt": ["a", "b"], "documents": "search" }), "documents"),
+    ] {
+        let (status, error) = refused(ask(&router, "POST", path, None, body).await).await;
+        assert_eq!((status, &error["param"]), (400, &json!(param)), "{error}");
+        assert!(!error["message"].as_str().unwrap().contains("message is empty"), "{error}");
+    }
+}
+
 #[tokio::test]
 async fn texts_are_taken_apart_into_tokens_and_put_together() {
     let router = server();

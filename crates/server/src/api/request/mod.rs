@@ -3,6 +3,7 @@
 mod documents;
 mod format;
 mod null;
+mod prompt;
 mod sampling;
 mod tools;
 
@@ -18,6 +19,8 @@ pub(super) use self::documents::{
 pub(super) use self::format::{NamedSchema, ResponseFormat};
 use self::format::{StructuredOutputs, logprobs_schema};
 pub(super) use self::null::null_is_default;
+pub(super) use self::prompt::Continued;
+use self::prompt::Prompts;
 pub(super) use self::tools::{FunctionDefinition, ToolDefinition, ToolUse, tool_choice_schema};
 use super::messages::{ChatMessage, Conversation};
 use crate::api_error::{ApiError, Result};
@@ -35,9 +38,10 @@ pub(crate) struct CompletionRequest {
     /// The conversation; the last message is not the assistant's. `/v1/chat/completions` needs it.
     #[serde(default, deserialize_with = "null_is_default")]
     pub(super) messages: Vec<ChatMessage>,
-    /// The text to continue. `/v1/completions` needs it.
+    /// The text to continue or several, or the ids of their tokens, to which nothing is added; each has `n` answers, 16 together.
+    /// `/v1/completions` needs it.
     #[serde(default)]
-    prompt: Option<OneOrMany>,
+    prompt: Option<Prompts>,
     /// The documents to answer from.
     #[serde(default)]
     pub(crate) documents: Option<Documents>,
@@ -77,7 +81,7 @@ pub(crate) struct CompletionRequest {
     presence_penalty: Option<f32>,
     /// Is added to the logits of tokens; the keys are ids of tokens, the values -100 to 100.
     logit_bias: Option<BTreeMap<String, f32>>,
-    /// Answers to the same prompt. Each after the first has a seed one higher than the one before.
+    /// Answers to a prompt. Each after the first has a seed one higher than the one before.
     #[schema(minimum = 1, maximum = 16, default = 1)]
     n: Option<usize>,
     /// In a completion, whether the answer begins with the prompt. Not together with `logprobs`.
@@ -153,7 +157,7 @@ struct StreamOptions {
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged, expecting = "prompt and stop take a text or a list of texts")]
+#[serde(untagged, expecting = "stop takes a text or a list of texts")]
 enum OneOrMany {
     One(String),
     Many(Vec<String>),
@@ -211,25 +215,9 @@ impl CompletionRequest {
         matches!(self.documents, Some(Documents::Search(_)))
     }
 
-    /// The number of answers that the request asks for.
+    /// The number of answers to a prompt that the request asks for.
     pub(crate) fn answers(&self) -> usize {
         self.n.unwrap_or(1)
-    }
-
-    /// The text that a completion's answer begins with.
-    ///
-    /// # Errors
-    /// If log probabilities are asked for, since the prompt's own are not computed.
-    pub(crate) fn echoed(&self) -> Result<Option<&str>> {
-        if !self.echo.unwrap_or(false) {
-            return Ok(None);
-        }
-        if !matches!(self.logprobs, None | Some(Value::Null | Value::Bool(false))) {
-            let message =
-                "echo is not supported together with logprobs: those of the prompt are not computed";
-            return Err(ApiError::field("echo", message));
-        }
-        self.prompt().map(Some)
     }
 
     /// Whether a stream ends with the usage of tokens.
@@ -259,14 +247,38 @@ impl CompletionRequest {
         self.chat_template_kwargs.unwrap_or_default().enable_thinking
     }
 
-    /// The text to continue.
-    pub(crate) fn prompt(&self) -> Result<&str> {
-        match &self.prompt {
-            Some(OneOrMany::One(prompt)) => Ok(prompt),
-            Some(OneOrMany::Many(prompts)) if prompts.len() == 1 => Ok(&prompts[0]),
-            Some(OneOrMany::Many(_)) => Err(ApiError::field("prompt", "one prompt at a time is supported")),
-            None => Err(ApiError::field("prompt", "prompt is missing")),
+    /// The texts to continue.
+    ///
+    /// # Errors
+    /// If there is none, one is empty, or all their answers are too many.
+    pub(crate) fn prompts(&self) -> Result<Vec<Continued<'_>>> {
+        let prompts = self.prompt.as_ref().map(Prompts::texts).unwrap_or_default();
+        let wrong = |message: String| Err(ApiError::field("prompt", message));
+        if prompts.is_empty() {
+            return wrong("prompt is missing".to_owned());
         }
+        if prompts.iter().any(Continued::is_empty) {
+            return wrong("the prompt is empty: give a text to continue".to_owned());
+        }
+        let answers = prompts.len() * self.answers();
+        if answers > MAX_ANSWERS {
+            return wrong(format!("{answers} answers are asked for, and a request may have {MAX_ANSWERS}"));
+        }
+        Ok(prompts)
+    }
+
+    /// Whether a completion's answers begin with their prompts.
+    ///
+    /// # Errors
+    /// If log probabilities are asked for, since the prompt's own are not computed.
+    pub(crate) fn echoes(&self) -> Result<bool> {
+        let echo = self.echo.unwrap_or(false);
+        if echo && !matches!(self.logprobs, None | Some(Value::Null | Value::Bool(false))) {
+            let message =
+                "echo is not supported together with logprobs: those of the prompt are not computed";
+            return Err(ApiError::field("echo", message));
+        }
+        Ok(echo)
     }
 
     /// The number of tokens that the request asks for. -1 asks for none, as in llama.cpp.
@@ -419,6 +431,35 @@ mod tests {
             let turns = request(&json!({ "messages": messages }).to_string()).conversation().unwrap().turns;
             assert_eq!(turns[1].tool_calls[0].arguments, told);
         }
+    }
+
+    #[test]
+    fn prompts_are_texts_or_ids() {
+        let prompts = |prompt: Value| {
+            let request: CompletionRequest =
+                serde_json::from_value(json!({ "prompt": prompt, "n": 2 })).unwrap();
+            request.prompts().map(|prompts| format!("{prompts:?}")).map_err(|error| error.message)
+        };
+        for (given, read) in [
+            (json!("a"), r#"[Text("a")]"#),
+            (json!(["a", "b"]), r#"[Text("a"), Text("b")]"#),
+            (json!([1, 2]), "[Ids([1, 2])]"),
+            (json!([[1, 2], [3]]), "[Ids([1, 2]), Ids([3])]"),
+        ] {
+            assert_eq!(prompts(given).as_deref(), Ok(read));
+        }
+        for (given, why) in [
+            (Value::Null, "missing"),
+            (json!([]), "missing"),
+            (json!(""), "empty"),
+            (json!([[1], []]), "empty"),
+            (json!(vec!["a"; 9]), "18 answers are asked for, and a request may have 16"),
+        ] {
+            let error = prompts(given).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+        let error = serde_json::from_value::<CompletionRequest>(json!({ "prompt": [1, "a"] })).unwrap_err();
+        assert!(error.to_string().contains("a list of token ids"), "{error}");
     }
 
     #[test]
