@@ -115,6 +115,7 @@ fn options(context: &Context, args: &args::Serve) -> Result<Options> {
     options.limits.request_timeout = args.request_timeout;
     options.limits.kv_cache_memory_bytes = usize::try_from(args.kv_cache_memory_bytes).unwrap_or(usize::MAX);
     options.limits.max_tokens_per_request = args.max_tokens_per_request;
+    options.limits.default_max_tokens = args.default_max_tokens.map(|tokens| tokens as usize);
     options.max_body = usize::try_from(args.max_body).unwrap_or(usize::MAX);
     options.max_documents_per_request = args.max_documents_per_request;
     (options.body_timeout, options.shutdown_timeout) = (args.body_timeout, args.shutdown_timeout);

@@ -23,6 +23,9 @@ pub struct Limits {
     pub kv_cache_memory_bytes: usize,
     /// Most tokens of a request: of the documents to ingest, or of prompt and answer.
     pub max_tokens_per_request: usize,
+    /// Most tokens of an answer for which the request gives no number. None: as many as the context leaves, within the part of
+    /// `kv_cache_memory_bytes` that each of `max_num_seqs` has, or 2,048 where these are more.
+    pub default_max_tokens: Option<usize>,
     /// Most time that a request may take, from its arrival on.
     pub request_timeout: Duration,
     /// Whether requests of several keys share the server: then one key may have three quarters of the queue and of the sequences.
@@ -44,6 +47,7 @@ impl Default for Limits {
             max_queued_requests: 256,
             kv_cache_memory_bytes: 4 << 30,
             max_tokens_per_request: 1 << 20,
+            default_max_tokens: None,
             request_timeout: Duration::from_secs(600),
             has_keys: false,
         }

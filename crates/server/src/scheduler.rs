@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use refrain::engine::Engine;
+use refrain::engine::{Engine, Prompt};
+use refrain::eviction::Eviction;
+use refrain::fusion::FusionMethod;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::api_error::{ApiError, Result};
@@ -14,6 +16,9 @@ use crate::job::{Event, Job};
 use crate::metrics::Metrics;
 use crate::options::Limits;
 use crate::queue::{JobBytes, Shared};
+
+/// Tokens that an answer may have, though the sequence then takes more than its part of the memory.
+const LEAST_DEFAULT_TOKENS: usize = 2048;
 
 /// The queue and the compute thread. A clone is cheap and shares both.
 #[derive(Clone)]
@@ -39,6 +44,36 @@ impl Scheduler {
         }
         let message = format!("the request has {tokens} tokens, and may have {limit}");
         Err(ApiError::too_large(message))
+    }
+
+    /// Most tokens of the answer to a prompt for which the request gives no number, as [`Limits::default_max_tokens`] says. They follow from the
+    /// prompt and the limits alone: the same request has the same answer, whatever else is computed. A request whose answer is bounded by the
+    /// memory for all requests is not refused for it.
+    pub(crate) fn default_tokens(
+        &self,
+        engine: &Engine,
+        prompt: &Prompt,
+        (method, eviction): (&dyn FusionMethod, &Eviction),
+    ) -> usize {
+        let limits = &self.0.limits;
+        let most = engine.decoder().config().context.min(limits.max_tokens_per_request);
+        // Memory is reserved for the whole answer.
+        let within = |bytes: usize| {
+            let (mut fits, mut exceeds) = (0, most.saturating_sub(prompt.len()) + 1);
+            while exceeds - fits > 1 {
+                let tokens = (fits + exceeds) / 2;
+                match engine.max_kv_bytes(prompt, tokens, eviction) {
+                    Ok(taken) if taken <= bytes => fits = tokens,
+                    _ => exceeds = tokens,
+                }
+            }
+            fits
+        };
+        let all = limits.kv_cache_memory_bytes;
+        let part = || within(all / limits.max_num_seqs.max(1)).max(LEAST_DEFAULT_TOKENS);
+        let wanted = limits.default_max_tokens.unwrap_or_else(part);
+        let beside = engine.prompt_bytes(prompt, method, eviction);
+        within(all.saturating_sub(beside)).min(wanted).max(1)
     }
 
     /// Puts the jobs of a request into the queue, all of them or none. `arrived` is the time of the request; `timeout` replaces
@@ -108,5 +143,43 @@ impl Scheduler {
     /// Aborts all jobs, and ends the compute thread.
     pub(crate) fn abort(&self) {
         self.0.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use refrain::engine::Parts;
+    use refrain::eviction::POLICIES;
+    use refrain::fusion::METHODS;
+
+    use super::*;
+    use crate::testing::tiny_engine;
+
+    /// Without a number an answer goes on to the end of the context, as far as its part of the memory goes.
+    #[test]
+    fn answers_without_a_number_end_with_the_context_or_their_part_of_the_memory() {
+        let engine = tiny_engine();
+        let method = METHODS.select("vanilla").unwrap().built;
+        let full = POLICIES.select("full").unwrap().built;
+        let prompt = engine.compose(&Parts { question: "How tight is a bolt?", ..Parts::default() }).unwrap();
+        let (length, context) = (prompt.len(), engine.decoder().config().context);
+        let tokens = |limits: Limits| {
+            let metrics = Metrics::new(engine.numerics(), "none");
+            let scheduler = Scheduler::start(limits, metrics, String::new()).unwrap();
+            let tokens = scheduler.default_tokens(&engine, &prompt, (&*method, &full));
+            scheduler.abort();
+            tokens
+        };
+        let default = Limits::default;
+        assert_eq!(tokens(default()), context - length);
+        assert_eq!(tokens(Limits { max_tokens_per_request: length + 9, ..default() }), 9);
+        assert_eq!(tokens(Limits { max_tokens_per_request: 2, ..default() }), 1);
+        assert_eq!(tokens(Limits { default_max_tokens: Some(7), ..default() }), 7);
+        assert_eq!(tokens(Limits { default_max_tokens: Some(usize::MAX), ..default() }), context - length);
+        let bytes = |tokens| engine.max_kv_bytes(&prompt, tokens, &full).unwrap();
+        let all = Limits { kv_cache_memory_bytes: bytes(20), max_num_seqs: 1, ..default() };
+        assert_eq!(tokens(all.clone()), 20, "no more than there is");
+        assert_eq!(tokens(Limits { max_num_seqs: 32, ..all.clone() }), 20, "the least is more than the part");
+        assert_eq!(tokens(Limits { default_max_tokens: Some(21), ..all }), 20);
     }
 }

@@ -902,6 +902,25 @@ async fn requests_have_a_bound_of_tokens() {
     assert_eq!(ask(&router, "POST", "/v1/completions", None, body).await.status(), 200);
 }
 
+/// Without a number, or with -1, an answer has as many tokens as the server says, and otherwise as the context leaves.
+#[tokio::test]
+async fn answers_without_a_number_have_the_servers() {
+    let bounded = router(app(|options| options.limits.default_max_tokens = Some(5)));
+    let asked = json!({ "prompt": "The bolt", "min_tokens": 500 });
+    for more in [json!({}), json!({ "max_tokens": null }), json!({ "max_tokens": -1 })] {
+        let mut body = asked.clone();
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let answer = post(&bounded, "/v1/completions", body).await;
+        assert_eq!(answer["usage"]["completion_tokens"], 5);
+        assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    }
+    let context = post(&bounded, "/tokenize", json!({ "prompt": "" })).await["max_model_len"].clone();
+    let mut body = asked;
+    body["min_tokens"] = context.clone();
+    let answer = post(&server(), "/v1/completions", body).await;
+    assert_eq!(answer["usage"]["total_tokens"], context);
+}
+
 #[tokio::test]
 async fn a_body_that_breaks_off_is_not_called_too_large() {
     let router = server();

@@ -91,6 +91,10 @@ pub(crate) struct Serve {
     /// Most tokens of a request: of the documents to ingest, or of prompt and answer
     #[arg(long, value_name = "N", default_value_t = 1 << 20)]
     pub(crate) max_tokens_per_request: usize,
+    /// Most tokens of an answer for which the request gives no number [default: to the end of the context, within the part of
+    /// --kv-cache-memory-bytes that each of --max-num-seqs has, or 2048 where these are more]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) default_max_tokens: Option<u32>,
     /// Log filter: error, warn, info, debug, or by module as in `info,tantivy=warn`; `info,refrain::text=trace` also logs
     /// prompts and answers
     #[arg(long, value_name = "FILTER", default_value = "info")]

@@ -6,6 +6,8 @@ use std::time::Instant;
 use futures_util::stream::{self, SelectAll, Stream, StreamExt as _};
 use refrain::corpus::{Source, SourceFinder};
 use refrain::engine::{Engine, Grammar, Instructions, Prompt, PromptChunk, Sampling, StructuredOutput};
+use refrain::eviction::Eviction;
+use refrain::fusion::FusionMethod;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::details::AnswerContext;
@@ -21,9 +23,6 @@ use crate::job::{Event, GenerateJob, Job};
 use crate::random::random_seed;
 use crate::tenant::Tenant;
 
-/// Most tokens of an answer for which the request gives no number.
-const MAX_TOKENS: usize = 512;
-
 /// The kind of text that a request asks to be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Input {
@@ -37,7 +36,8 @@ pub(super) enum Input {
 struct Prepared {
     tenant: Tenant,
     drawn: Drawn,
-    sampling: Sampling,
+    /// How the answers to each prompt are sampled.
+    samplings: Vec<Sampling>,
     grammar: Option<(Grammar, &'static str)>,
     echoed: Vec<String>,
 }
@@ -56,7 +56,7 @@ pub(super) struct Asked {
     /// Whether log probabilities are asked for.
     pub(super) logprobs: bool,
     /// The number of answers to each prompt.
-    pub(super) answers: usize,
+    pub(super) answers_each: usize,
     /// The text that the answers to each prompt begin with; none where they begin with no other text than their own.
     pub(super) echoed: Vec<String>,
     /// A reader of each answer; those to one prompt follow one another.
@@ -82,14 +82,14 @@ pub(super) async fn ask(
     let policy = app.policy("refrain.evict", options.evict.as_ref())?;
     app.state.scheduler.check_queue()?;
     let explain = options.explain;
-    let (answers, whole_documents) = (request.answers(), !method.built.statistics().is_empty());
-    let arrived = held.since();
+    let (answers_each, arrived) = (request.answers(), held.since());
     let work = {
-        let app = app.clone();
-        move || Ok((prepare(&app, tenant, &request, input, whole_documents)?, held))
+        let (app, method, eviction) = (app.clone(), method.built.clone(), policy.built.clone());
+        move || Ok((prepare(&app, tenant, &request, input, (&*method, &eviction))?, held))
     };
     let (prepared, held) = app.preprocess(work).await?;
-    let Prepared { tenant, drawn: Drawn { prompts, sources, tools }, sampling, grammar, echoed } = prepared;
+    let Prepared { tenant, drawn: Drawn { prompts, sources, tools }, samplings, grammar, echoed } = prepared;
+    let sampling = samplings.first().ok_or_else(lost)?;
     let context = AnswerContext {
         method: method.spec,
         evict: policy.spec,
@@ -109,10 +109,10 @@ pub(super) async fn ask(
     let (method, eviction) = (method.built, policy.built);
     let (grammar, grammar_field) = grammar.map_or((None, ""), |(grammar, field)| (Some(grammar), field));
     let explain = explain.is_wanted();
-    let mut jobs = Vec::with_capacity(prompts.len() * answers);
-    for prompt in prompts {
+    let mut jobs = Vec::with_capacity(prompts.len() * answers_each);
+    for (prompt, sampling) in prompts.iter().zip(&samplings) {
         tracing::trace!(target: TEXT_LOG, prompt = app.state.engine.tokenizer().decode(&prompt.ids(), false));
-        for index in 0..answers {
+        for index in 0..answers_each {
             let seed = sampling.seed.wrapping_add(index as u64);
             jobs.push(GenerateJob {
                 prompt: prompt.clone(),
@@ -128,7 +128,7 @@ pub(super) async fn ask(
     let engine = tenant.engine.clone();
     let readers = jobs.iter().map(|_| AnswerReader::new(&engine, tools.as_ref())).collect();
     let events = AnswerEvents::submit(app, &tenant, jobs, arrived)?;
-    Ok(Asked { engine, context, logprobs, answers, echoed, readers, events, held })
+    Ok(Asked { engine, context, logprobs, answers_each, echoed, readers, events, held })
 }
 
 /// The error of a job that ended without a word.
@@ -228,16 +228,17 @@ fn prepare(
     tenant: Tenant,
     request: &CompletionRequest,
     input: Input,
-    whole_documents: bool,
+    (method, eviction): (&dyn FusionMethod, &Eviction),
 ) -> Result<Prepared> {
-    let drawn = draw(app, &tenant, request, input, whole_documents)?;
+    let drawn = draw(app, &tenant, request, input, !method.statistics().is_empty())?;
     let engine = &tenant.engine;
-    let context = engine.decoder().config().context;
-    let longest = drawn.prompts.iter().map(Prompt::len).max().unwrap_or(0);
-    let max_tokens = context.saturating_sub(longest).clamp(1, MAX_TOKENS);
-    let sampling = request.sampling(max_tokens, random_seed)?;
+    let default = |prompt| app.state.scheduler.default_tokens(engine, prompt, (method, eviction));
+    let seed = random_seed();
+    let sampling = |prompt| request.sampling(default(prompt), || seed);
+    let samplings = drawn.prompts.iter().map(sampling).collect::<Result<Vec<Sampling>>>()?;
     let vocab = engine.decoder().config().vocab;
-    if let Some(token) = sampling.logit_bias.keys().find(|token| **token as usize >= vocab) {
+    let mut biased = samplings.iter().flat_map(|sampling| sampling.logit_bias.keys());
+    if let Some(token) = biased.find(|token| **token as usize >= vocab) {
         return Err(ApiError::field(
             "logit_bias",
             format!("the model has {vocab} tokens, and none of id {token}"),
@@ -250,7 +251,7 @@ fn prepare(
         }
         Input::Prompt | Input::Messages => Vec::new(),
     };
-    Ok(Prepared { tenant, drawn, sampling, grammar, echoed })
+    Ok(Prepared { tenant, drawn, samplings, grammar, echoed })
 }
 
 /// The grammar of a request's answers, and the field that it is of. Answers that must be calls are nothing else; those that may be calls, and have a format, are

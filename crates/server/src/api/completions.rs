@@ -67,7 +67,7 @@ async fn answer(
 ) -> Result<Response> {
     let (stream, include_usage) = (request.streams(), request.wants_usage());
     let input = if route == Route::Chat { Input::Messages } else { Input::Prompt };
-    let Asked { engine, context, logprobs, answers: answers_each, echoed, readers, mut events, .. } =
+    let Asked { engine, context, logprobs, answers_each, echoed, readers, mut events, .. } =
         ask(&app, tenant, (request, held), input).await?;
     let builder = ResponseBuilder {
         route,

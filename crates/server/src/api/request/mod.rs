@@ -52,7 +52,7 @@ pub(crate) struct CompletionRequest {
     pub(crate) stream: Option<bool>,
     #[serde(default)]
     stream_options: Option<StreamOptions>,
-    /// Most tokens of the answer; 512, or what the context leaves, by default and where it is -1.
+    /// Most tokens of the answer; by default, and where it is -1, what the context and the server's memory leave.
     #[schema(minimum = -1)]
     max_tokens: Option<i64>,
     /// Goes before `max_tokens`.

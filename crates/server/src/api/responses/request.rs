@@ -31,7 +31,7 @@ pub(in crate::api) struct ResponsesRequest {
     #[schema(default = true)]
     pub(super) parallel_tool_calls: Option<bool>,
     pub(super) text: Option<TextOptions>,
-    /// Most tokens of the answer; 512, or what the context leaves, by default and where it is -1.
+    /// Most tokens of the answer; by default, and where it is -1, what the context and the server's memory leave.
     #[schema(minimum = -1)]
     pub(super) max_output_tokens: Option<i64>,
     /// 0 takes the most likely token.
