@@ -110,16 +110,15 @@ impl Conversation {
                 }
             }
         }
-        if !turns.iter().any(|turn| turn.role == "user") {
-            match turns.iter_mut().rev().find(|turn| turn.role == "system") {
-                Some(turn) => turn.role = "user".to_owned(),
-                None => {
-                    turns.splice(0..0, system.pop().map(|text| Message::text("user", &text))).for_each(drop)
-                }
+        let is_user = |turn: &Message| turn.role == "user";
+        if !turns.iter().any(is_user) {
+            if let Some(last) = turns.iter_mut().rev().find(|turn| turn.role == "system") {
+                last.role = "user".to_owned();
+            } else if let Some(text) = system.pop() {
+                turns.insert(0, Message::text("user", &text));
             }
         }
-        let has_question = turns.iter().any(|turn| turn.role == "user");
-        if !has_question || turns.last().is_none_or(|last| last.role == "assistant") {
+        if !turns.iter().any(is_user) || turns.last().is_none_or(|last| last.role == "assistant") {
             let message = "the last message must be the user's, or the result of a tool";
             return Err(ApiError::field("messages", message));
         }

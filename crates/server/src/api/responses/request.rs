@@ -132,9 +132,9 @@ impl ResponsesRequest {
     pub(super) fn chat(&mut self) -> Result<(CompletionRequest, Messages)> {
         self.check()?;
         let items = match self.input.take() {
-            None => return Err(ApiError::field("input", "input is missing")),
             Some(ResponseInput::Text(text)) => vec![InputItem::user(text)],
-            Some(ResponseInput::Items(items)) => items,
+            Some(ResponseInput::Items(items)) if !items.is_empty() => items,
+            None | Some(ResponseInput::Items(_)) => return Err(ApiError::field("input", "input is missing")),
         };
         let mut messages = Messages::of(self.instructions.as_deref(), items)?;
         let mut request = CompletionRequest::default();
