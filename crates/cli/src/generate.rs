@@ -26,8 +26,8 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
     let Documents { documents, failures } = read_documents(context.console, &args.docs)?;
     let around = Instructions {
         system: args.system.clone(),
-        before_documents: "Use these documents.\n\n".to_owned(),
-        before_question: String::new(),
+        // The text before the documents is that of all commands: it belongs to the identity of chunks.
+        before_question: "Use the documents above for what follows.\n\n".to_owned(),
         thinking: args.thinking.thinking,
         ..Instructions::default()
     };

@@ -171,6 +171,24 @@ fn answers_draw_on_the_chunks_that_a_search_finds() {
 }
 
 /// A script whose variable is empty must not remove the only document that there is.
+/// The text before the documents belongs to what chunks are prefilled behind, so that it is one for all commands.
+#[test]
+fn what_was_ingested_is_reused_by_every_command_that_answers() {
+    let home = Home::new();
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    let file = home.write("bolts.md", "A stem bolt is tightened to 5 Nm.");
+    let (model, file) = (model.to_str().unwrap(), file.to_str().unwrap());
+    let options = ["--model", model, "--prefix", "system", "--method", "pie"];
+    home.json(&[&["ingest", file], &options[..]].concat());
+    let chunks = |command: &str| {
+        home.json(&[&[command, "How tight?", "--docs", file, "--max-tokens", "2"], &options[..]].concat());
+        home.json(&["store", "stats"])["disk"]["chunks"].as_u64().unwrap()
+    };
+    // The chunk, and what stands before it.
+    assert_eq!((chunks("ask"), chunks("generate")), (2, 2));
+}
+
+/// A script whose variable is empty must not remove the only document that there is.
 #[test]
 fn an_id_without_a_digit_removes_no_document() {
     let home = Home::new();
