@@ -49,8 +49,9 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
         }
         None => Ok(()),
         Some(reason) => Err(anyhow::anyhow!("{reason}").context(
-            Fail::new(format!("not all chunks are in {}", tilde(&context.store)))
-                .hint("make room there, or give another folder with --store, and ingest again: what is stored stays"),
+            Fail::new(format!("not all chunks are in {}", tilde(&context.store))).hint(
+                "mend that, or give another folder with --store, and ingest again: what is stored stays",
+            ),
         )),
     }
 }

@@ -102,20 +102,22 @@ fn append(archive: &mut tar::Builder<impl Write>, name: &Path, size: u64, file: 
 /// A file that is broken, of another version or not a store's is left out, and told.
 ///
 /// # Errors
-/// If the archive cannot be read, or a chunk cannot be stored.
+/// If the archive cannot be read or holds nothing, or a chunk cannot be stored.
 pub fn import(
     store: &Store,
     archive: impl Read,
     into: Option<&str>,
     mut progress: impl FnMut(ArchiveProgress),
 ) -> Result<ArchiveReport> {
-    let failed = |source| StoreError::Io { action: "read", path: "the archive".into(), source };
+    let failed = |error: io::Error| StoreError::Archive { why: error.to_string() };
     let (mut report, mut state) = (ArchiveReport::default(), ArchiveProgress::default());
     let mut archive = tar::Archive::new(archive);
     // The chunk that came last: its key in the archive, and its identity here.
     let mut last: Option<(ChunkKey, ChunkId)> = None;
+    let mut is_empty = true;
     for entry in archive.entries().map_err(failed)? {
         let mut entry = entry.map_err(failed)?;
+        is_empty = false;
         let name = entry.path().map_err(failed)?.into_owned();
         let size = entry.size();
         let found = classify(Path::new(""), name.clone());
@@ -161,7 +163,7 @@ pub fn import(
             Err(problem) => report.left_out.push((name, problem.to_string())),
         }
     }
-    Ok(report)
+    if is_empty { Err(StoreError::Archive { why: "it holds no file".to_owned() }) } else { Ok(report) }
 }
 
 impl ArchiveReport {

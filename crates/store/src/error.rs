@@ -1,6 +1,7 @@
 //! Errors of the store, each with its remedy.
 
 use std::fmt::Write as _;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use refrain_kernels::Dtype;
@@ -15,7 +16,7 @@ pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum StoreError {
     /// The system refused something.
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error("cannot {action} {}: {source}{}", path.display(), remedy(source.kind()))]
     Io {
         /// The operation that failed: "create the folder", "write", …
         action: &'static str,
@@ -91,21 +92,19 @@ pub enum StoreError {
         candidates: Vec<ChunkKey>,
     },
     /// The index of the folder refused something.
-    #[error(
-        "cannot {action} the index {}: {why}; it is made anew from the chunks if it is removed while no program uses it",
-        path.display()
-    )]
+    #[error("cannot {action} the index {}: {why}", path.display())]
     Index {
         /// The operation that failed: "open", "read", "write".
         action: &'static str,
         /// Its file.
         path: PathBuf,
-        /// The database's error.
+        /// The database's error, and the remedy where there is one.
         why: String,
     },
     /// An object store that cannot be used.
     #[error(
-        "chunks cannot be shared through {url}: {why}; give s3://, gs://, az:// or file://, and what it needs"
+        "{url} is no URL of an object store that can be used: {why}; a folder is file:///FOLDER, others are s3://, gs:// and az:// \
+         with what they need"
     )]
     Remote {
         /// Where it was to be.
@@ -141,6 +140,12 @@ pub enum StoreError {
         /// The fault.
         why: String,
     },
+    /// An archive that cannot be read, or holds nothing.
+    #[error("the archive cannot be read: {why}; give one that `export` wrote, whole and not compressed")]
+    Archive {
+        /// The fault.
+        why: String,
+    },
     /// No room within the limits of the folder, or of the chunk's namespace.
     #[error(
         "{bytes} bytes of a chunk do not fit into the {limit} bytes that {} may take{}: raise the limit{}",
@@ -161,6 +166,16 @@ pub enum StoreError {
     /// Text that is not a key, nor the beginning of one.
     #[error(transparent)]
     Key(#[from] InvalidKey),
+}
+
+/// What can be done where the system refuses.
+fn remedy(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::PermissionDenied => "; the user of this program needs the right to read and write there",
+        ErrorKind::ReadOnlyFilesystem => "; it must lie where this program can write",
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; make room there",
+        _ => "",
+    }
 }
 
 /// A few of the candidates, one a line.

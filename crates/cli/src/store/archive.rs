@@ -55,7 +55,8 @@ pub(super) fn import(context: &Context, store: &Store, file: &Path, namespaces: 
     let into = (!namespaces).then_some(namespace.as_str());
     let report = archive::import(store, archive, into, |progress| {
         move_bar(&bar, progress.bytes_done, size.max(progress.bytes_done));
-    })?;
+    })
+    .with_context(|| format!("cannot import {}", file.display()))?;
     bar.finish_and_clear();
     told(context, &report, "imported", false)
 }

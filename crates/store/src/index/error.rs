@@ -22,7 +22,11 @@ impl IndexError {
     pub(super) fn at(self, action: &'static str, path: &Path) -> StoreError {
         let path = path.to_owned();
         match self {
-            IndexError::Broken(why) => StoreError::Index { action, path, why },
+            IndexError::Broken(why) => {
+                let remedy = "it is made anew from the chunks if it is removed while no program uses it";
+                StoreError::Index { action, path, why: format!("{why}; {remedy}") }
+            }
+            IndexError::Database(redb::Error::Io(source)) => StoreError::Io { action, path, source },
             IndexError::Database(error) => StoreError::Index { action, path, why: error.to_string() },
             IndexError::Store(error) => error,
         }
@@ -72,3 +76,26 @@ macro_rules! database_error {
 }
 
 database_error!(TableError, TransactionError, redb::CommitError);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A healthy index that the system refuses is not to be removed.
+    #[test]
+    fn only_a_broken_index_is_said_to_be_made_anew() {
+        let said = |error: StorageError| {
+            IndexError::from(error).at("open", Path::new("/store/index.redb")).to_string()
+        };
+        let broken = said(StorageError::Corrupted("a page".to_owned()));
+        assert!(broken.contains("index.redb: a page; it is made anew"), "{broken}");
+        for (kind, remedy) in [
+            (ErrorKind::PermissionDenied, "needs the right to read and write"),
+            (ErrorKind::ReadOnlyFilesystem, "where this program can write"),
+            (ErrorKind::StorageFull, "make room there"),
+        ] {
+            let refused = said(StorageError::Io(kind.into()));
+            assert!(refused.contains(remedy) && !refused.contains("removed"), "{refused}");
+        }
+    }
+}
