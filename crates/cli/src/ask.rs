@@ -33,6 +33,9 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
     let sampling = args.sampling.sampling();
     sampling.check()?;
     let structured = args.structured.output()?;
+    if args.search.is_some() && args.prompt.docs.is_empty() && context.lacks_store() {
+        return Err(context.no_store());
+    }
     let Documents { documents, failures } = read_documents(context.console, &args.prompt.docs)?;
     let engine = context.open_engine(&args.prompt.instructions())?;
     let methods = || answering.iter().chain(&compared);

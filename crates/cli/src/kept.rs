@@ -31,7 +31,7 @@ struct Opened {
 }
 
 fn open(context: &Context) -> Result<Opened> {
-    let store = context.open_store()?;
+    let store = context.existing_store()?;
     let (documents, namespace) = (context.documents(&store)?, context.namespace()?);
     // Chunks of what others have removed are removed by a program that has the model.
     let mut removed = BTreeSet::new();

@@ -12,7 +12,7 @@ use clap::parser::ValueSource;
 use indicatif::ProgressBar;
 use refrain::corpus::{DocumentStore, LocalDocuments, open_documents};
 use refrain::engine::{Engine, Instructions, Prefix, Settings};
-use refrain::folders::{data_folder, models_folder};
+use refrain::folders::{data_folder, models_folder, tilde};
 use refrain::model::ModelFiles;
 use refrain::quantities::Quota;
 use refrain::store::{Limits, NamespaceKey, SHARED, Store, hex};
@@ -118,6 +118,31 @@ impl Context {
         Ok(Store::open(&self.store, limits)?)
     }
 
+    /// The store that the options name, for a command that looks after what is there: no folder is made. The default folder is an empty
+    /// store until something is ingested.
+    pub(crate) fn existing_store(&self) -> Result<Store> {
+        match (self.lacks_store(), &self.global.store) {
+            (false, _) => self.open_store(),
+            (true, None) => Ok(Store::in_memory(0)),
+            (true, Some(_)) => Err(self.no_store()),
+        }
+    }
+
+    /// Whether the store's folder is missing, and no object store has its chunks.
+    pub(crate) fn lacks_store(&self) -> bool {
+        #[cfg(feature = "remote")]
+        if self.global.remote.is_some() {
+            return false;
+        }
+        self.store.try_exists().is_ok_and(|is_there| !is_there)
+    }
+
+    /// The error of a store that is missing.
+    pub(crate) fn no_store(&self) -> anyhow::Error {
+        let fail = Fail::new(format!("there is no store at {}", tilde(&self.store)));
+        fail.hint("`refrain ingest FILES` makes one; --store names another folder").into()
+    }
+
     /// How often documents are brought in line with other machines; none if they are not shared.
     pub(crate) fn sync_interval(&self) -> Option<Duration> {
         #[cfg(feature = "remote")]
@@ -129,8 +154,8 @@ impl Context {
     /// The documents that are kept beside a chunk store: those of all machines that share it, unless they are not to be shared.
     pub(crate) fn documents(&self, store: &Store) -> refrain::corpus::Result<Box<dyn DocumentStore>> {
         match self.sync_interval() {
-            Some(_) => open_documents(store, Some(&self.store), u64::MAX),
-            None => Ok(Box::new(LocalDocuments::open(Some(&self.store), u64::MAX)?)),
+            Some(_) => open_documents(store, store.folder(), u64::MAX),
+            None => Ok(Box::new(LocalDocuments::open(store.folder(), u64::MAX)?)),
         }
     }
 

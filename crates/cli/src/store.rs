@@ -33,7 +33,12 @@ pub(crate) fn run(context: &Context, command: &Command) -> Result<()> {
     if let Command::Prune(args) = command {
         return prune::run(context, args);
     }
-    let store = context.open_store()?;
+    let store = match command {
+        Command::Import { .. } => context.open_store()?,
+        // An archive of nothing is of no use.
+        Command::Export { .. } if context.lacks_store() => return Err(context.no_store()),
+        _ => context.existing_store()?,
+    };
     let outcome = match command {
         #[cfg(feature = "remote")]
         Command::Prune(_) => Ok(()),
@@ -72,8 +77,9 @@ fn stats(context: &Context, store: &Store) -> Result<()> {
     }
     let (stats, chunks) = (store.stats(), store.list(Scope::All)?.chunks);
     let (mut namespaces, mut models) = (BTreeMap::<&str, Group>::new(), BTreeMap::<String, Group>::new());
-    let (mut pinned, mut expiring) = (Group::default(), Group::default());
+    let (mut pinned, mut expiring, mut all) = (Group::default(), Group::default(), Group::default());
     for info in &chunks {
+        all.add(info);
         namespaces.entry(&info.namespace).or_default().add(info);
         models.entry(info.model_hex()).or_default().add(info);
         if info.pinned {
@@ -83,13 +89,24 @@ fn stats(context: &Context, store: &Store) -> Result<()> {
             expiring.add(info);
         }
     }
+    // An index that cannot be used knows no totals.
+    let (held, size) = match stats.disk_chunks {
+        0 => (all.chunks, all.bytes),
+        held => (held as usize, stats.disk_bytes),
+    };
+    if stats.disk_chunks == 0 && held > 0 {
+        warn(&format!(
+            "the index of {} cannot be used or knows no chunk, so that the files are counted: `refrain store gc` tells why, or enters them",
+            tilde(&context.store)
+        ));
+    }
     let limits = context.limits();
     let limit = limits.disk;
     let quota = |namespace: &str| Some(limits.quota_of(namespace)).filter(|quota| *quota != u64::MAX);
     if context.json {
         return print_json(&json!({
             "folder": json_path(&context.store),
-            "disk": { "chunks": stats.disk_chunks, "bytes": stats.disk_bytes, "limit": limit },
+            "disk": { "chunks": held, "bytes": size, "limit": limit },
             "pinned": pinned,
             "expiring": expiring,
             "namespaces": namespaces.iter().map(|(name, group)| {
@@ -102,10 +119,10 @@ fn stats(context: &Context, store: &Store) -> Result<()> {
     let mut text = format!(
         "{} holds {}, {} of {} ({})\n",
         tilde(&context.store),
-        count(stats.disk_chunks as usize, "chunk"),
-        bytes(stats.disk_bytes),
+        count(held, "chunk"),
+        bytes(size),
         bytes(limit),
-        percent(stats.disk_bytes as usize, limit as usize)
+        percent(size as usize, limit as usize)
     );
     for (what, group) in [("pinned", &pinned), ("with a time to live", &expiring)] {
         if group.chunks > 0 {

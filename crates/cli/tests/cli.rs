@@ -322,13 +322,22 @@ fn flags_go_before_environment_before_file_before_default() {
     let home = Home::new();
     let place = |ran: Ran| ran.good().out;
     assert!(place(home.run(&["store", "ls"])).contains("data/refrain/chunks"));
-    let [file, variable, flag] = ["from-file", "from-variable", "from-flag"].map(|name| home.path(name));
+    assert!(!home.path("data").exists(), "a command that looks makes no store");
+    let names = ["from-file", "from-variable", "from-flag"];
+    let [file, variable, flag] =
+        names.map(|name| home.write(&format!("{name}/.keep"), "").with_file_name(""));
     home.write("config/refrain/config.toml", format!("store = {file:?}\n[ask]\nmin-tokens = 3\n"));
     assert!(place(home.run(&["store", "ls"])).contains("from-file"));
     let with_variable =
         |words: &[&str]| Ran::of(home.command(words).env("REFRAIN_STORE", &variable).output().unwrap());
     assert!(place(with_variable(&["store", "ls"])).contains("from-variable"));
     assert!(place(with_variable(&["store", "ls", "--store", flag.to_str().unwrap()])).contains("from-flag"));
+    // An empty variable is none, and one that is wrong is named.
+    let mut empty = home.command(&["store", "ls"]);
+    assert!(place(Ran::of(empty.env("REFRAIN_STORE", "").output().unwrap())).contains("from-file"));
+    let mut wrong = home.command(&["store", "ls"]);
+    Ran::of(wrong.env("REFRAIN_KV", "f8").output().unwrap()).failed(2, &["f8", "variable REFRAIN_KV"]);
+    home.run(&["store", "ls", "--credential", ""]).failed(2, &["--credential"]);
     let mut json = home.command(&["methods", "pie"]);
     assert!(Ran::of(json.env("REFRAIN_JSON", "true").output().unwrap()).good().out.starts_with('{'));
 }

@@ -121,7 +121,7 @@ fn answers_draw_on_the_chunks_that_a_search_finds() {
         [&fixed[..], more].concat().iter().map(|word| (*word).to_owned()).collect::<Vec<_>>()
     };
     let run = |more: &[&str]| home.run(&asked(more).iter().map(String::as_str).collect::<Vec<_>>());
-    run(&["--search"]).failed(1, &["has no documents to search", "refrain ingest"]);
+    run(&["--search"]).failed(1, &["there is no store at", "refrain ingest"]);
     let json = |more: &[&str]| home.json(&asked(more).iter().map(String::as_str).collect::<Vec<_>>());
     let given = json(&["--search=1", "--docs", &docs]);
     assert_eq!(given["sources"][0]["chunks"].as_array().unwrap().len(), 1, "{given}");

@@ -87,6 +87,48 @@ fn an_archive_whose_reader_dies_is_told_as_an_error() {
     assert_eq!(unread(&["store", "ls"]).good().err, "");
 }
 
+#[test]
+fn what_is_no_archive_is_named() {
+    let home = Home::new();
+    for (name, content) in [("empty.tar", ""), ("text.tar", "This is no archive.")] {
+        let file = home.write(name, content);
+        home.run(&["store", "import", file.to_str().unwrap()])
+            .failed(1, &[name, "the archive cannot be read", "one that `export` wrote"]);
+    }
+}
+
+/// A store that is looked at is not made; a machine that has ingested nothing has an empty one.
+#[test]
+fn a_store_that_is_missing_is_told() {
+    let home = Home::new();
+    let missing = home.path("missing");
+    for command in ["store stats", "store ls", "store verify", "store gc", "documents ls"] {
+        let words: Vec<&str> = command.split(' ').collect();
+        let named = [&words[..], &["--store", missing.to_str().unwrap()]].concat();
+        home.run(&named).failed(1, &["there is no store at", "missing", "refrain ingest"]);
+        home.run(&words).good();
+    }
+    home.run(&["store", "export", "chunks.tar"]).failed(1, &["there is no store at"]);
+    assert!(!missing.exists() && !home.path("data").exists());
+}
+
+/// The files tell what the store holds where its index cannot be opened.
+#[test]
+fn chunks_are_counted_without_an_index() {
+    let home = home_with_documents();
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    let (model, docs) = (model.to_str().unwrap().to_owned(), home.path("docs/chains.md"));
+    home.json(&["ingest", docs.to_str().unwrap(), "--model", &model, "--prefix", "none"]);
+    let chunks = home.json(&["store", "stats"])["disk"]["chunks"].clone();
+    let index = home.path("data/refrain/chunks/index.redb");
+    std::fs::remove_file(&index).unwrap();
+    std::fs::create_dir(&index).unwrap();
+    let ran = home.run(&["store", "stats", "--json"]).good();
+    assert!(ran.err.contains("the files are counted"), "{}", ran.err);
+    let disk = &serde_json::from_str::<Value>(&ran.out).unwrap()["disk"];
+    assert!(disk["chunks"] == chunks && disk["bytes"].as_u64() > Some(1000), "{disk}");
+}
+
 /// Stores of different folders give one credential one namespace where a file gives them one key.
 #[test]
 fn a_file_gives_the_key_of_namespaces() {
