@@ -60,7 +60,7 @@ pub(super) struct DocumentResponse {
     /// Bytes of the text.
     bytes: u64,
     tokens: usize,
-    /// Number of chunks in the chunk store, over all methods that the document was prefilled for.
+    /// Number of the chunks that it is cut into.
     chunks: usize,
     /// Whether the object store has the document, so that every server which shares it answers for the document. Absent on a server that
     /// shares no documents.
@@ -140,8 +140,8 @@ pub(super) struct DeletedResponse {
 
 impl From<StoredDocument> for DocumentResponse {
     fn from(stored: StoredDocument) -> DocumentResponse {
-        let StoredDocument { id, title, created, pinned, bytes, tokens, chunk_keys: chunks, .. } = stored;
-        let published = stored.published;
+        let StoredDocument { id, title, created, pinned, bytes, tokens, published, .. } = stored;
+        let chunks = stored.chunks as usize;
         DocumentResponse { id, object: "document", title, created, pinned, bytes, tokens, chunks, published }
     }
 }
