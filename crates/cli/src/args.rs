@@ -10,11 +10,13 @@ mod serve;
 mod store;
 mod tune;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::builder::BoolishValueParser;
+use clap::builder::{BoolishValueParser, NonEmptyStringValueParser};
+use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
 use refrain::engine::{DeviceChoice, Instructions, Prefix};
 use refrain::kernels::{Dtype, Precision, UnknownPrecision};
@@ -184,7 +186,7 @@ pub(crate) struct Global {
     pub(crate) ubatch_size: u32,
     /// Secret that determines the namespace: chunks of one namespace are invisible to the others. Give it by
     /// environment variable or configuration file, since other users can see command lines
-    #[arg(long, global = true, value_name = "SECRET", hide_short_help = true)]
+    #[arg(long, global = true, value_name = "SECRET", value_parser = NonEmptyStringValueParser::new(), hide_short_help = true)]
     pub(crate) credential: Option<String>,
     /// Key that namespaces are derived with, 64 hexadecimal digits: the same on all machines that share chunks of a namespace. Give it by
     /// environment variable or file, since other users can see command lines [default: the store's own, made at random]
@@ -377,16 +379,39 @@ pub(crate) fn is_setting(arg: &Arg) -> bool {
 }
 
 fn with_environment(command: clap::Command) -> clap::Command {
-    let name = |arg: &Arg| arg.get_long().unwrap_or_default().replace('-', "_").to_uppercase();
     let command = command.mut_args(|arg| {
-        if is_setting(&arg) {
-            let variable = format!("{ENVIRONMENT}{}", name(&arg));
-            arg.env(variable).hide_env(true)
-        } else {
-            arg
+        if !is_setting(&arg) {
+            return arg;
         }
+        // A negative number is a value, and no option of an unknown name.
+        let arg = arg.allow_negative_numbers(true);
+        let variable = variable(arg.get_long().unwrap_or_default());
+        // A variable that is empty is one that is not set.
+        if is_set(&variable) { arg.env(variable).hide_env(true) } else { arg }
     });
     command.mut_subcommands(with_environment)
+}
+
+/// The environment variable of an option.
+fn variable(option: &str) -> String {
+    format!("{ENVIRONMENT}{}", option.replace('-', "_").to_uppercase())
+}
+
+fn is_set(variable: &str) -> bool {
+    std::env::var_os(variable).is_some_and(|value| !value.is_empty())
+}
+
+/// The error of a wrong value, which names its environment variable where the words of the command line do not give the option.
+pub(crate) fn with_variable(mut error: clap::Error, given: &[OsString]) -> clap::Error {
+    let Some(ContextValue::String(arg)) = error.get(ContextKind::InvalidArg) else { return error };
+    let option = arg.split([' ', '[', '=']).next().unwrap_or_default().to_owned();
+    let variable = variable(option.trim_start_matches('-'));
+    let is_typed = given.iter().any(|word| word.to_string_lossy().starts_with(&option));
+    if !is_typed && is_set(&variable) {
+        let tip = format!("it is the value of the environment variable {variable}").into();
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
+    }
+    error
 }
 
 /// The matches of the command that was given, below all subcommands.

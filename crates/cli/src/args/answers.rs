@@ -159,22 +159,10 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "X", default_value_t = Sampling::default().repetition_penalty)]
     repetition_penalty: f32,
     /// Lower the logit of a token by this for each time that it stands in the answer
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 0.0,
-        allow_negative_numbers = true,
-        hide_short_help = true
-    )]
+    #[arg(long, value_name = "X", default_value_t = 0.0, hide_short_help = true)]
     frequency_penalty: f32,
     /// Lower the logits of tokens that stand in the answer by this
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 0.0,
-        allow_negative_numbers = true,
-        hide_short_help = true
-    )]
+    #[arg(long, value_name = "X", default_value_t = 0.0, hide_short_help = true)]
     presence_penalty: f32,
     /// Add X to the logit of the token ID; may be given several times
     #[arg(long, value_name = "ID=X", value_parser = token_bias, allow_hyphen_values = true, hide_short_help = true)]
