@@ -82,6 +82,16 @@ fn dispatch(cli: Cli, matches: &ArgMatches) -> Result<()> {
     // A wrong REFRAIN_CPU is told before anything is computed.
     refrain::kernels::Isa::selected()?;
     let context = Context::new(cli.global, args::innermost(matches))?;
+    // A server derives the namespaces of its clients with the key.
+    if let Command::Ingest(_)
+    | Command::Ask(_)
+    | Command::Chat(_)
+    | Command::Generate(_)
+    | Command::Store(_)
+    | Command::Documents(_) = &cli.command
+    {
+        context.warn_of_unused_key();
+    }
     match &cli.command {
         Command::Pull(args) => pull::run(&context, args),
         Command::Models => models::run(&context),

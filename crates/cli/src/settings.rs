@@ -163,7 +163,13 @@ impl Context {
     pub(crate) fn namespace(&self) -> Result<String> {
         match (self.global.shared, &self.global.credential) {
             (Shared::Own, _) => Ok(SHARED.to_owned()),
-            (_, None) => Ok(String::new()),
+            (_, None) => {
+                // A wrong key is told though nothing is derived with it.
+                if self.gives_namespace_key() {
+                    self.namespace_key()?;
+                }
+                Ok(String::new())
+            }
             (_, Some(credential)) => Ok(self.namespace_key()?.namespace(Some(credential))),
         }
     }
@@ -171,6 +177,13 @@ impl Context {
     /// Whether the options give a key of namespaces.
     pub(crate) fn gives_namespace_key(&self) -> bool {
         self.global.namespace_key.is_some() || self.global.namespace_key_file.is_some()
+    }
+
+    /// Warns where a key of namespaces is given and nothing is derived with it.
+    pub(crate) fn warn_of_unused_key(&self) {
+        if self.gives_namespace_key() && self.global.credential.is_none() {
+            self.console.warn("a key of namespaces does nothing without --credential: chunks are in the namespace without a name");
+        }
     }
 
     pub(crate) fn namespace_key(&self) -> Result<NamespaceKey> {

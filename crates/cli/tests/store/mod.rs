@@ -139,6 +139,9 @@ fn a_file_gives_the_key_of_namespaces() {
     listed(key).good();
     listed(none).failed(1, &[none, "64 hexadecimal digits", "openssl rand -hex 32"]);
     listed("/absent/key").failed(1, &["/absent/key"]);
+    let alone = |file| home.run(&["store", "ls", "--namespace-key-file", file]);
+    assert!(alone(key).good().err.contains("does nothing without --credential"));
+    alone(none).failed(1, &[none, "64 hexadecimal digits"]);
     if !real_model() {
         return;
     }
