@@ -11,6 +11,9 @@ pub enum ReadError {
     /// The file system refuses.
     #[error("cannot be read: {0}")]
     Io(#[from] std::io::Error),
+    /// A folder inside another by a link, which could lead back to where it lies.
+    #[error("is a link to a folder, which is not followed; give it by name")]
+    LinkedFolder,
     /// Bytes that are no text in UTF-8.
     #[error("not UTF-8 at byte {at}; convert it, for example with iconv")]
     NotUtf8 {

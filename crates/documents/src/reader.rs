@@ -144,10 +144,10 @@ fn read_file(path: &Path) -> Result<Vec<Document>, ReadError> {
     read_of(Origin::Own, &std::fs::read(path)?, &name)
 }
 
-/// The files that [`read_path`] reads, in the order of their names, and the folders that cannot be listed.
+/// The files that [`read_path`] reads, in the order of their names, and the folders that are not listed: those that cannot be, and links,
+/// one of which could lead back to where it lies.
 ///
-/// A file given by name is listed whatever its extension. Hidden files and folders are passed over, and folders that are links
-/// are not followed: one could lead back to where it lies.
+/// A file given by name is listed whatever its extension. Hidden files and folders are passed over.
 pub fn files(path: &Path) -> (Vec<PathBuf>, Vec<Failure>) {
     let (mut found, mut failures) = (Vec::new(), Vec::new());
     match std::fs::metadata(path) {
@@ -175,7 +175,9 @@ fn walk(folder: &Path, depth: usize, found: &mut Vec<PathBuf>, failures: &mut Ve
             if is_file && extension(&name).is_some() {
                 found.push(entry);
             }
-        } else if !entry.is_symlink() {
+        } else if entry.is_symlink() {
+            failures.push(Failure { path: entry, error: ReadError::LinkedFolder });
+        } else {
             walk(&entry, depth + 1, found, failures);
         }
     }
