@@ -30,7 +30,8 @@ Examples:
   refrain ingest handbook.md faq.jsonl --chunk-tokens 256
   refrain ingest docs/ --method sam_kv
 
-A chunk never crosses a document. Chunks that the store has are not computed again.";
+A chunk never crosses a document. Chunks that the store has are not computed again. Files that cannot be read are told, and \
+the others are ingested: the exit status is 3 then.";
 
 pub(crate) const TUNE: &str = "\
 Examples:

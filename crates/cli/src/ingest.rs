@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::args;
 use crate::documents::{Documents, read_documents, unread};
 use crate::methods::{self, Method};
-use crate::output::{self, Fail, bytes, count, print, print_json, seconds, show};
+use crate::output::{self, Exit, Fail, SOME_FAILED, bytes, count, print, print_json, seconds, show};
 use crate::settings::Context;
 use refrain::folders::tilde;
 
@@ -40,14 +40,17 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
     #[cfg(feature = "remote")]
     share(context, engine.store());
     match &report.not_stored {
-        None if context.json => {
-            let mut value = json!(report);
-            value["failures"] = json!(failures);
-            value["searchable"] = json!(kept.is_some());
-            value["unpublished"] = json!(unpublished);
-            print_json(&value)
+        None => {
+            if context.json {
+                let mut value = json!(report);
+                value["failures"] = json!(failures);
+                value["searchable"] = json!(kept.is_some());
+                value["unpublished"] = json!(unpublished);
+                print_json(&value)?;
+            }
+            // The status tells of failures where nobody reads the output, too.
+            if failures.is_empty() { Ok(()) } else { Err(Exit(SOME_FAILED).into()) }
         }
-        None => Ok(()),
         Some(reason) => Err(anyhow::anyhow!("{reason}").context(
             Fail::new(format!("not all chunks are in {}", tilde(&context.store))).hint(
                 "mend that, or give another folder with --store, and ingest again: what is stored stays",

@@ -52,7 +52,7 @@ impl std::fmt::Display for Exit {
 
 impl std::error::Error for Exit {}
 
-/// The exit status where all was done, and some documents, samples or answers failed.
+/// The exit status where all was done, and some files, documents, samples or answers failed.
 pub(crate) const SOME_FAILED: u8 = 3;
 
 /// Text or JSON that standard output does not take.
