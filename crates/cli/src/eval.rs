@@ -21,7 +21,7 @@ use serde_json::json;
 
 use crate::args::{self, PrefixArg};
 use crate::output::{
-    self, Exit, Fail, SOME_FAILED, age, count, json_path, json_paths, print, print_json, seconds,
+    self, Exit, Fail, SOME_FAILED, age, count, json_path, json_paths, one_line, print, print_json, seconds,
 };
 use crate::settings::{Context, prefix_hash};
 use crate::table::Table;
@@ -33,11 +33,17 @@ pub(crate) use self::sources::fetch;
 /// Least bytes of chunks in memory: nothing of a sample may be prefilled again.
 pub(crate) const MEMORY: u64 = 4 << 30;
 
+/// Distinct errors of answers that are told one by one.
+const MOST_ERRORS: usize = 20;
+
 /// The outcome of one model's part of a run, or of all of them.
+#[derive(Default)]
 struct ModelOutcome {
     whole: bool,
     answers: usize,
     failed: usize,
+    /// How many answers failed with each error.
+    errors: BTreeMap<String, usize>,
 }
 
 /// `refrain eval run`
@@ -53,7 +59,7 @@ pub(crate) fn run(context: &Context, args: &args::EvalRun) -> Result<()> {
     });
     let judge = args.judge.judge.as_ref().map(|url| judge(url, &args.judge.judge_model));
     let started = Instant::now();
-    let (mut whole, mut answers, mut failed) = (true, 0, 0);
+    let mut all = ModelOutcome { whole: true, ..ModelOutcome::default() };
     for (index, model) in matrix.models.iter().enumerate() {
         let mut context = context.clone();
         context.global.model.clone_from(model);
@@ -63,23 +69,32 @@ pub(crate) fn run(context: &Context, args: &args::EvalRun) -> Result<()> {
         };
         let until = args.time_budget.map(|budget| Instant::now() + share(budget));
         let part = one(&context, &matrix, &variants, &folder, judge.as_ref(), until)?;
-        whole &= part.whole;
-        answers += part.answers;
-        failed += part.failed;
+        all.whole &= part.whole;
+        all.answers += part.answers;
+        all.failed += part.failed;
+        part.errors.into_iter().for_each(|(error, failed)| *all.errors.entry(error).or_default() += failed);
     }
-    let told = told(context, &folder, &ModelOutcome { whole, answers, failed }, started.elapsed());
+    let told = told(context, &folder, &all, started.elapsed());
     // The status tells of failures where nobody reads the output, too.
-    if failed > 0 { Err(Exit(SOME_FAILED).into()) } else { told }
+    if all.failed > 0 { Err(Exit(SOME_FAILED).into()) } else { told }
 }
 
 /// Says what came of all parts of a run.
 fn told(context: &Context, folder: &Path, outcome: &ModelOutcome, took: Duration) -> Result<()> {
-    let ModelOutcome { whole, answers, failed } = *outcome;
+    let ModelOutcome { whole, answers, failed, ref errors } = *outcome;
     if context.json {
+        let failure = |(error, answers)| json!({ "error": error, "answers": answers });
         return print_json(&json!({
-            "run": json_path(folder), "complete": whole, "answers": answers, "failed": failed,
-            "seconds": took.as_secs_f64(),
+            "run": json_path(folder), "complete": whole && failed == 0, "answers": answers, "failed": failed,
+            "failures": errors.iter().map(failure).collect::<Vec<_>>(), "seconds": took.as_secs_f64(),
         }));
+    }
+    for (error, failed) in errors.iter().take(MOST_ERRORS) {
+        output::warn(&format!("{} failed: {}", count(*failed, "answer"), one_line(error)));
+    }
+    if errors.len() > MOST_ERRORS {
+        let more = count(errors.len() - MOST_ERRORS, "more error");
+        output::warn(&format!("{more} in {}", folder.join("results.jsonl").display()));
     }
     let state = match (whole, failed) {
         (true, 0) => "complete",
@@ -273,7 +288,13 @@ fn one(
     })?;
     bar.finish_and_clear();
     run.write_about()?;
-    Ok(ModelOutcome { whole, answers: run.known(name) - before, failed })
+    let mut errors = BTreeMap::new();
+    if failed > 0 {
+        // Those of earlier commands stand before.
+        let found = read(folder)?.1.into_iter().rev().filter_map(|record| record.error);
+        found.take(failed).for_each(|error| *errors.entry(error).or_default() += 1);
+    }
+    Ok(ModelOutcome { whole, answers: run.known(name) - before, failed, errors })
 }
 
 /// Notes who judges, where the benchmark wants a judge.

@@ -76,10 +76,13 @@ fn answers_that_fail_are_told_by_the_exit_status() {
     };
     run("rag/bolts", &[]).good();
     // Its prompt is longer than the model's context.
-    run("rag/long", &[]).failed(3, &["2 failed", "the same command tries them again"]);
+    let told = ["warning: 2 answers failed: the prompt has", "2 failed", "the same command tries them again"];
+    run("rag/long", &[]).failed(3, &told);
     let ran = run("rag/long", &["--json"]).failed(3, &[]);
     let told: Value = serde_json::from_str(&ran.out).unwrap();
-    assert_eq!((&told["failed"], &told["complete"]), (&json!(2), &json!(true)));
+    assert_eq!((&told["failed"], &told["complete"]), (&json!(2), &json!(false)));
+    let failures = told["failures"].as_array().unwrap();
+    assert_eq!((failures.len(), &failures[0]["answers"]), (1, &json!(2)), "{told}");
 }
 
 #[test]
