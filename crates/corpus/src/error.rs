@@ -64,6 +64,9 @@ pub enum Error {
     /// Shared documents of which an object is in the way.
     #[error("documents cannot be shared now: {0}")]
     Sharing(String),
+    /// Garbage of an object store that cannot be collected.
+    #[error("{0}")]
+    Garbage(String),
     /// Documents that exceed the model's context.
     #[error("the documents have more tokens than the model's context of {context}")]
     ContextExceeded {

@@ -22,7 +22,7 @@ use super::settings::{Computing, fingerprint};
 
 use crate::args;
 use crate::eval::{MEMORY, about, judge, judge_template, matrix, name_judge, prefix_texts, variants};
-use crate::output::{Fail, count, json_path, print, print_json, warn};
+use crate::output::{Fail, count, json_path, one_line, print, print_json, warn};
 use crate::settings::Context;
 
 /// The settings of an evaluation.
@@ -285,6 +285,10 @@ impl Work for EvalWork<'_> {
 /// `refrain job results`
 pub(super) fn results(context: &Context, args: &args::JobResults) -> Result<()> {
     let job = open(context, &args.job)?;
+    if job.manifest().kind != EVAL {
+        let kind = one_line(&job.manifest().kind);
+        return Err(Fail::new(format!("{} is a job of {kind} and has no answers", args.job.url)).into());
+    }
     let _: EvalSettings = job.settings(EVAL)?;
     let (mut parts, mut answers) = (Vec::new(), 0);
     let done = job.results()?;
@@ -292,19 +296,23 @@ pub(super) fn results(context: &Context, args: &args::JobResults) -> Result<()> 
     for (shard, done) in done {
         let outcome: Outcome = serde_json::from_value(done.result)
             .with_context(|| format!("the answers of shard {shard} cannot be read"))?;
-        answers += outcome.records.len();
+        answers += outcome.records.iter().filter(|record| record.error.is_none()).count();
         parts.extend(outcome.about.map(|about| (about, outcome.records)));
     }
     if parts.is_empty() {
         return Err(Fail::new("no shard has an answer yet").hint("`refrain job run` makes some").into());
     }
     merge(&args.out, parts)?;
+    let failed = job.failed()?.len();
     if context.json {
         let run = json_path(&args.out);
-        return print_json(&json!({ "run": run, "answers": answers, "shards": all, "done": shards }));
+        return print_json(
+            &json!({ "run": run, "answers": answers, "failed": failed, "shards": all, "done": shards }),
+        );
     }
+    let without = if failed > 0 { format!(" ({} failed)", count(failed, "sample")) } else { String::new() };
     print(&format!(
-        "{} of {shards} of {} in {}\n",
+        "{}{without} of {shards} of {} in {}\n",
         count(answers, "answer"),
         count(all, "shard"),
         args.out.display()

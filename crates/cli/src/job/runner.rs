@@ -90,7 +90,7 @@ impl Runner<'_> {
     }
 
     /// The last lines of a runner.
-    fn end(&self, job: &Job, report: &RunReport, failed: &[FailedItem]) -> String {
+    fn end(&self, job: &Job, report: &RunReport, listed: &[FailedItem]) -> String {
         let manifest = job.manifest();
         let (item, unit) = nouns(&manifest.kind);
         let own = format!(
@@ -101,19 +101,24 @@ impl Runner<'_> {
             number(report.tally.rate()),
         );
         let mut lines = if report.complete {
-            format!(
-                "done: {} in {}; {own}\n",
-                count(manifest.items(), item),
-                count(manifest.shards.len(), "shard")
-            )
+            let (items, shards) = (count(manifest.items(), item), count(manifest.shards.len(), "shard"));
+            match manifest.items().saturating_sub(listed.len()) {
+                _ if listed.is_empty() => format!("done: {items} in {shards}; {own}\n"),
+                good => format!("done: {good} of {items}{} in {shards}; {own}\n", failed(listed.len())),
+            }
         } else {
             format!("not done yet; {own}; the same command goes on\n")
         };
         for (shard, reason) in &report.broken {
             lines.push_str(&format!("shard {shard} cannot be read: {}\n", one_line(reason)));
         }
-        lines + &failures(item, failed, MOST_SHOWN)
+        lines + &failures(item, listed, MOST_SHOWN)
     }
+}
+
+/// The part of a line that counts the items that failed; empty where none did.
+pub(super) fn failed(items: usize) -> String {
+    if items > 0 { format!(", {items} failed") } else { String::new() }
 }
 
 /// The items that failed, at most so many of them.

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::kind::nouns;
 use super::planned::open;
-use super::runner::failures;
+use super::runner::{failed, failures};
 use crate::args;
 use crate::output::{age, count, number, one_line, percent, print, print_json};
 use crate::settings::Context;
@@ -45,14 +45,15 @@ fn text(job: &Job, status: &Status) -> String {
     let (item, unit) = nouns(&status.kind);
     let share = |part: u64, whole: u64| percent(part as usize, whole as usize);
     let mut lines = format!(
-        "{}: {} of {} done, {} claimed, {} open\n{} of {}, {} of all {unit}s{}\n",
+        "{}: {} of {} done, {} claimed, {} open\n{} of {}{}, {} of all {unit}s{}\n",
         one_line(&status.kind),
         status.done,
         count(status.shards, "shard"),
         status.claimed.len(),
         status.open,
-        status.items_done,
+        status.items_done.saturating_sub(status.failed.len()),
         count(status.items, item),
+        failed(status.failed.len()),
         share(status.weight_done, status.weight),
         speed(status, unit),
     );

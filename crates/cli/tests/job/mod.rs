@@ -125,7 +125,8 @@ fn what_does_not_fit_a_job_is_told() {
     let (file, job, remote) = (passages(&home, 4), url(&home, "job"), url(&home, "library"));
     home.run(&["job", "run", "--job", &job]).failed(1, &["there is no job at", "refrain job plan"]);
     home.run(&["job", "status"]).failed(2, &["--job"]);
-    home.run(&["job", "status", "--job", "nowhere"]).failed(1, &["nowhere"]);
+    home.run(&["job", "status", "--job", "/jobs/docs"])
+        .failed(1, &["/jobs/docs is no URL of an object store", "a folder is file:///FOLDER"]);
     let ingest = |more: &[&str]| home.run(&[&["job", "plan", "ingest", &file, "--job", &job], more].concat());
     ingest(&["--model", TINY]).failed(2, &["object store", "--remote"]);
     ingest(&["--model", "nothing.gguf", "--remote", &remote]).failed(1, &["nothing.gguf"]);
@@ -139,7 +140,8 @@ fn what_does_not_fit_a_job_is_told() {
     run(&["--model", model]).failed(1, &["fingerprint"]);
     run(&["--credential", "secret"]).failed(1, &["namespace none, not"]);
     run(&["--claim-timeout", "25h"]).failed(2, &["1s to 24h"]);
-    home.run(&["job", "results", "--job", &job, "--out", "x"]).failed(1, &["kind ingest, not eval"]);
+    home.run(&["job", "results", "--job", &job, "--out", "x"])
+        .failed(1, &[&format!("{job} is a job of ingest and has no answers")]);
     let manifest = home.path("job/manifest.json");
     let text = std::fs::read_to_string(&manifest).unwrap();
     std::fs::write(&manifest, text.replace("\"version\": \"", "\"version\": \"9.")).unwrap();
@@ -163,6 +165,9 @@ fn a_document_that_fails_is_listed_and_told_by_the_exit_status() {
         "{}",
         ran.out
     );
+    assert!(ran.out.starts_with("done: 2 of 3 documents, 1 failed in "), "{}", ran.out);
+    let shown = home.run(&["job", "status", "--job", &job]).good().out;
+    assert!(shown.contains("2 of 3 documents, 1 failed, 100 % of all tokens"), "{shown}");
     let status = home.json(&["job", "status", "--job", &job]);
     assert_eq!((&status["complete"], &status["failed"][0]["name"]), (&json!(true), &json!("large")));
     let again = home.run(&["job", "run", "--job", &job, "--json"]);

@@ -16,6 +16,10 @@ fn what_no_document_names_is_told_noted_and_then_deleted() {
     assert!(garbage > 2);
 
     home.run(&["store", "prune"]).failed(2, &["--remote"]);
+    home.write("empty/.keep", "");
+    let empty = url(&home, "empty");
+    let ran = home.run(&["store", "prune", "--remote", &empty]);
+    ran.failed(1, &[&format!("error: {empty} holds no document")]);
     let prune = |more: &[&str]| home.json(&[&["store", "prune", "--remote", &remote], more].concat());
     assert_eq!(prune(&["--delete"])["unused"], 0, "all is young");
     std::thread::sleep(Duration::from_millis(1100));

@@ -57,7 +57,7 @@ impl<'a> Lease<'a> {
     /// # Errors
     /// If it does, or the object store does not answer.
     pub(super) fn acquire(objects: &'a Objects, time: Duration) -> Result<Lease<'a>> {
-        let busy = || Error::Sharing(format!("another program collects the garbage of {}", objects.url()));
+        let busy = || Error::Garbage(format!("another program collects the garbage of {}", objects.url()));
         let last = listed(objects)?.pop();
         if last.is_some() {
             let began = Instant::now();
@@ -99,7 +99,7 @@ impl<'a> Lease<'a> {
     }
 
     fn lost(&self) -> Error {
-        Error::Sharing(format!("another program took over the garbage of {}", self.objects.url()))
+        Error::Garbage(format!("another program took over the garbage of {}", self.objects.url()))
     }
 }
 

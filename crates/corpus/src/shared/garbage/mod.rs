@@ -116,8 +116,8 @@ impl<'a> Collector<'a> {
         let mut named = Named::default();
         named.look(objects, || lease.renew())?;
         if named.documents() == 0 {
-            return Err(Error::Sharing(format!(
-                "{} holds no document, so that every old chunk would be garbage",
+            return Err(Error::Garbage(format!(
+                "{} holds no document, so that every old chunk would be garbage; nothing is noted or deleted",
                 objects.url()
             )));
         }

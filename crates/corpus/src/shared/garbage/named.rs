@@ -68,7 +68,7 @@ fn keys_in(objects: &Objects, place: &Place, is_document: bool, name: &str) -> R
     };
     found.map_err(|why| {
         let url = objects.url();
-        Error::Sharing(format!(
+        Error::Garbage(format!(
             "what {name} of {url} names is not known, so that nothing can be deleted: {why}"
         ))
     })

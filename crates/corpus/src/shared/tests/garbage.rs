@@ -140,7 +140,7 @@ fn one_collector_works_at_a_time_and_a_dead_one_is_replaced() {
         assert!(!second.is_finished(), "it waits for a sign of life");
         assert_eq!(first.delete().unwrap().deleted, 0);
         // It has seen that the lease was given back: somebody lived.
-        assert!(matches!(second.join().unwrap(), Err(Error::Sharing(_))));
+        assert!(matches!(second.join().unwrap(), Err(Error::Garbage(_))));
     });
     // Killed after its look, with its lease.
     forget(Collector::begin(&one.objects, &options(NOW, NOW)).unwrap());
