@@ -16,6 +16,7 @@ use crate::args;
 use crate::documents::{Documents, read_documents};
 use crate::explain::explained;
 use crate::ingest::ingest_to_answer;
+use crate::limits::{check_biases, with_room};
 use crate::methods::{self, Method, Policy};
 use crate::output::{
     Fail, NotPrinted, bytes, colours, count, number, one_line, paint, percent, plain, print, print_json,
@@ -38,6 +39,7 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
     }
     let Documents { documents, failures } = read_documents(context.console, &args.prompt.docs)?;
     let engine = context.open_engine(&args.prompt.instructions())?;
+    check_biases(&engine, &sampling)?;
     let methods = || answering.iter().chain(&compared);
     let whole_documents = methods().any(|asked| !asked.built.statistics().is_empty());
     let Sourced { chunks, sources } = match args.search {
@@ -46,9 +48,19 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
     };
     let prompt = engine.prompt_of_chunks(chunks, &question, &args.prompt.instructions())?;
     let most = if compared.is_empty() { 0 } else { args.compare_tokens as usize };
-    engine.max_seq_len(&prompt, sampling.max_tokens, &policy.built)?;
+    let shorter = match (args.search, args.prompt.docs.is_empty()) {
+        (Some(_), _) => "search for fewer chunks with --search=N",
+        (None, false) => {
+            "give fewer documents, or answer from the chunks that match the question with --search"
+        }
+        (None, true) => "ask a shorter question",
+    };
+    let fits = |tokens, policy: &Eviction, option| {
+        engine.max_seq_len(&prompt, tokens, policy).map_err(|error| with_room(error.into(), option, shorter))
+    };
+    fits(sampling.max_tokens, &policy.built, "--max-tokens")?;
     // Methods are compared over an answer of full attention.
-    engine.max_seq_len(&prompt, most, Eviction::full())?;
+    fits(most, Eviction::full(), "--compare-tokens")?;
     let reuses = methods().any(|asked| asked.built.reuses());
     let ingested = ingest_all(context, &engine, &prompt.chunks, methods())?;
     if reuses {

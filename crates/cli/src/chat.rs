@@ -11,6 +11,7 @@ use crate::args;
 use crate::ask::{answer, as_json};
 use crate::documents::read_documents;
 use crate::ingest::ingest_to_answer;
+use crate::limits::{check_biases, with_room};
 use crate::methods::{self, Method, Policy};
 use crate::output::{NotPrinted, count, paint, print, print_json, report};
 use crate::settings::Context;
@@ -35,6 +36,7 @@ pub(crate) fn run(context: &Context, args: &args::Chat) -> Result<()> {
     let documents = read_documents(context.console, &args.prompt.docs)?.documents;
     let around = args.prompt.instructions();
     let engine = context.open_engine(&around)?.with_prefix_cache(PREFIX_CACHE);
+    check_biases(&engine, &sampling)?;
     let speculative_tokens = args.speculation.num_speculative_tokens;
     let mut chat =
         Chat { context, engine, method, policy, sampling, speculative_tokens, documents: Vec::new(), around };
@@ -134,7 +136,12 @@ impl Chat<'_> {
             speculative_tokens: self.speculative_tokens,
             ..GenerateRequest::new(self.method.built.clone(), self.sampling.clone())
         };
-        let answer = answer(self.context, &self.engine, &prompt, (&self.method, &self.policy), &request)?;
+        let shorter = match self.around.history.is_empty() {
+            true => "ask a shorter question, or give fewer documents",
+            false => "/new forgets what was said",
+        };
+        let answer = answer(self.context, &self.engine, &prompt, (&self.method, &self.policy), &request)
+            .map_err(|error| with_room(error, "--max-tokens", shorter))?;
         if self.context.json {
             print_json(&as_json(&self.method, &self.policy, &answer))?;
         }

@@ -12,6 +12,7 @@ use crate::args;
 use crate::ask::{as_json, asked_text, stats_line};
 use crate::documents::{Documents, read_documents};
 use crate::ingest::ingest_to_answer;
+use crate::limits::{check_biases, with_room};
 use crate::methods;
 use crate::output::{NotPrinted, bytes, number, paint, percent, plain, print_json};
 use crate::settings::Context;
@@ -32,13 +33,17 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
         ..Instructions::default()
     };
     let engine = context.open_engine(&around)?;
+    check_biases(&engine, &sampling)?;
     let prompt = engine.prompt(&documents, &text, &around)?;
     if !context.max_tokens_given && sampling.max_tokens.to_string() == args::LONG_ANSWER {
         // The default is cut to the room in the context.
         let room = engine.decoder().config().context.saturating_sub(prompt.len());
         sampling.max_tokens = sampling.max_tokens.min(room.max(1));
     }
-    engine.max_seq_len(&prompt, sampling.max_tokens, &policy.built)?;
+    let shorter = if documents.is_empty() { "give a shorter prompt" } else { "give fewer documents" };
+    engine
+        .max_seq_len(&prompt, sampling.max_tokens, &policy.built)
+        .map_err(|error| with_room(error.into(), "--max-tokens", shorter))?;
     if method.built.reuses() {
         if !documents.is_empty() {
             ingest_to_answer(context, &engine, &prompt.chunks, &method)?;

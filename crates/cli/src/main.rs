@@ -19,6 +19,7 @@ mod install;
 #[cfg(feature = "remote")]
 mod job;
 mod kept;
+mod limits;
 mod machine;
 mod methods;
 mod models;

@@ -593,10 +593,15 @@ fn a_prompt_longer_than_the_context_is_refused_before_anything_is_computed() {
     let home = Home::new();
     let book = home.write("book.txt", CHAINS.repeat(200));
     let ran = home.run(&["ask", "--docs", book.to_str().unwrap(), "How far?"]);
-    ran.failed(1, &["context is 8192", "fewer documents"]);
+    ran.failed(1, &["context is 8192", "hint: give fewer documents", "--search"]);
     assert!(home.chunk_files().is_empty());
-    home.run(&["ask", "--max-tokens", "9000", "How far?"]).failed(1, &["9000", "context is 8192"]);
-    home.run(&["ask", "--temperature", "-1", "How far?"]).failed(2, &["-1"]);
+    home.run(&["ask", "--max-tokens", "9000", "How far?"])
+        .failed(1, &["9000", "context is 8192", "hint: --max-tokens 8"]);
+    home.run(&["ask", &"far ".repeat(9000)]).failed(1, &["hint: ask a shorter question"]);
+    home.run(&["ask", "--temperature", "-1", "How far?"]).failed(1, &["temperature = -1 is out of range"]);
+    home.run(&["ask", "--max-tokens", "-1", "How far?"]).failed(2, &["invalid value '-1' for '--max-tokens"]);
+    home.run(&["ask", "--logit-bias", "99999999=1", "How far?"])
+        .failed(2, &["--logit-bias: the model has 49152 tokens, and none of id 99999999"]);
     home.run(&["ask", "--top-p", "0", "How far?"]).failed(1, &["top_p"]);
     home.run(&["bench", "ttft", "--lengths", "9000"]).failed(2, &["9000"]);
 }

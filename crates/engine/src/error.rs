@@ -61,8 +61,7 @@ pub enum Error {
     EmptyQuestion,
     /// More tokens than the model can attend to.
     #[error(
-        "the prompt has {prompt} tokens and the answer may take {answer}, but the model's context is {context}; \
-         give fewer documents or a lower --max-tokens"
+        "the prompt has {prompt} tokens and the answer may take {answer}, but the model's context is {context}"
     )]
     PromptTooLong {
         /// Tokens of the prompt.
