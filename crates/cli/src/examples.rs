@@ -280,4 +280,5 @@ Examples:
   refrain health https://refrain.example
 
 It asks /ready, within 5 seconds and without an API key. A certificate is not verified, since nothing secret is sent. The exit \
-status is 0 where the server takes requests, and 1 where it is shutting down or does not answer.";
+status is 0 where the server takes requests, and 1 where it is shutting down or does not answer. A URL without a scheme is \
+one of http.";

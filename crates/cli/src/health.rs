@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::json;
+use ureq::http::Uri;
 use ureq::tls::TlsConfig;
 
 use crate::args;
@@ -16,9 +17,17 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// `refrain health`
 pub(crate) fn run(context: &Context, args: &args::Health) -> Result<()> {
     let url = match &args.url {
-        Some(url) => url.trim_end_matches('/').to_owned(),
+        Some(url) if url.contains("://") => url.trim_end_matches('/').to_owned(),
+        Some(address) => format!("http://{}", address.trim_end_matches('/')),
         None => format!("http://127.0.0.1:{}", args.port),
     };
+    let is_good = |uri: Uri| {
+        matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some_and(|host| !host.is_empty())
+    };
+    if !url.parse().is_ok_and(is_good) {
+        let fail = Fail::usage(format!("{url} is no URL of a server"));
+        return Err(fail.hint("for example http://127.0.0.1:8080").into());
+    }
     let agent = ureq::Agent::config_builder()
         .timeout_global(Some(PATIENCE))
         .http_status_as_error(false)

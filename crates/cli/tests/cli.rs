@@ -343,6 +343,15 @@ fn flags_go_before_environment_before_file_before_default() {
 }
 
 #[test]
+fn an_address_that_a_server_cannot_have_says_what_one_is() {
+    let home = Home::new();
+    let serve = |host: &str| home.run(&["serve", "--model", "nothing.gguf", "--host", host]);
+    serve("localhost").failed(1, &["nothing.gguf"]);
+    serve("example.org").failed(2, &["example.org", "127.0.0.1 or 0.0.0.0"]);
+    serve("127.0.0.1:80").failed(2, &["--host 127.0.0.1 --port 80"]);
+}
+
+#[test]
 fn a_wrong_instruction_set_is_told_at_start() {
     let home = Home::new();
     let mut command = home.command(&["methods", "pie"]);

@@ -1,6 +1,6 @@
 //! Options of `refrain serve` and `refrain key`.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use refrain::quantities::{parse_duration, parse_size};
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
     /// Address to listen on; 0.0.0.0 or :: for all addresses of this machine
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = parse_host)]
     pub(crate) host: IpAddr,
     /// Port to listen on; 0 for any free one
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
@@ -99,6 +99,17 @@ pub(crate) struct Serve {
     /// prompts and answers
     #[arg(long, value_name = "FILTER", default_value = "info")]
     pub(crate) log: String,
+}
+
+/// An address, or `localhost`.
+fn parse_host(text: &str) -> Result<IpAddr, String> {
+    if text == "localhost" {
+        return Ok(Ipv4Addr::LOCALHOST.into());
+    }
+    text.parse().map_err(|_| match text.parse::<SocketAddr>() {
+        Ok(both) => format!("give the port apart: --host {} --port {}", both.ip(), both.port()),
+        Err(_) => "give an address of this machine, as 127.0.0.1 or 0.0.0.0".to_owned(),
+    })
 }
 
 /// API keys of the server

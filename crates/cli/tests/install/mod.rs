@@ -82,9 +82,12 @@ fn health_tells_whether_a_server_takes_requests() {
     let ran =
         Ran::of(command.env("REFRAIN_PORT", &port).env("http_proxy", "http://127.0.0.1:1").output().unwrap());
     assert!(ran.good().out.contains("takes requests"));
-    let url = format!("http://127.0.0.1:{port}/");
-    assert_eq!(home.json(&["health", &url])["status"], "ready");
+    let url = format!("127.0.0.1:{port}/");
+    assert_eq!(home.json(&["health", &url])["url"], format!("http://127.0.0.1:{port}"));
     home.run(&["health", "--port", &port]).failed(1, &["503", &port]);
     server.join().unwrap();
     home.run(&["health", "--port", &port]).failed(1, &["no answer", &port]);
+    for url in ["ftp://localhost", "http://", "no server"] {
+        home.run(&["health", url]).failed(2, &["is no URL of a server", "http://127.0.0.1:8080"]);
+    }
 }
