@@ -22,7 +22,7 @@ use sha2::{Digest, Sha256};
 use self::front::{choose, failed, front, nearest, table};
 use crate::args;
 use crate::documents::{Documents, read_documents};
-use crate::eval::{MEMORY, about, show, variants, write_report};
+use crate::eval::{MEMORY, about, prefix_texts, show, variants, write_report};
 use crate::output::{Fail, count, json_path, json_paths, print, print_json, warn};
 use crate::settings::Context;
 use refrain::folders::tilde;
@@ -47,11 +47,6 @@ struct Question {
 
 /// `refrain tune`
 pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
-    let Documents { documents, failures } = read_documents(context.console, &args.paths)?;
-    let engine = context
-        .engine_on(Store::in_memory(context.global.memory.max(MEMORY)), &Instructions::default())?
-        .behind(&[])?;
-    let samples = samples(context, &engine, &documents, args)?;
     let matrix = Matrix {
         methods: args.methods.clone(),
         prefix: args.prefixes.clone(),
@@ -60,7 +55,14 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
         batch: BATCH,
         ..Matrix::default()
     };
+    // Wrong methods and prefixes are told before the model is opened.
     let variants = variants(context, &matrix)?;
+    prefix_texts(&variants)?;
+    let Documents { documents, failures } = read_documents(context.console, &args.paths)?;
+    let engine = context
+        .engine_on(Store::in_memory(context.global.memory.max(MEMORY)), &Instructions::default())?
+        .behind(&[])?;
+    let samples = samples(context, &engine, &documents, args)?;
     let job = LoadedTask {
         about: task(&samples),
         scoring: Scoring::QaF1,

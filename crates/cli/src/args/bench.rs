@@ -4,6 +4,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use serde::Serialize;
 
@@ -205,7 +206,8 @@ pub(crate) struct ServeBench {
     #[arg(long, value_name = "POLICY", default_value = "full")]
     pub(crate) evict: String,
     /// Clients at once, each asking again as soon as it is answered
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8")]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8",
+          value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub(crate) clients: Vec<usize>,
     /// How long each number of clients is kept up
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]

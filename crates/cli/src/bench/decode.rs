@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::curves::{Chart, Curve};
 use super::measurement::Spread;
-use super::policies::{PolicySetup, engine, prompts, title, write_csv};
+use super::policies::{PolicySetup, check_csv, engine, prompts, title, write_csv};
 use crate::args;
 use crate::methods::{self, Policy};
 use crate::output::{Fail, bytes, number, print, print_json, seconds};
@@ -58,6 +58,7 @@ pub(crate) fn run(context: &Context, args: &args::Decode) -> Result<()> {
     if args.policies.tokens < 2 {
         return Err(Fail::usage("an answer of fewer than 2 tokens has no time a token").into());
     }
+    check_csv(&args.policies)?;
     let (engine, _folder) = engine(context)?;
     let prompt = prompts(&engine, &args.policies, &[args.policies.prompt], args.policies.tokens)?.remove(0);
     let bar = context.bar("measuring", "{pos}/{len} tokens");

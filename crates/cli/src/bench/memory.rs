@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::curves::{Chart, Curve};
-use super::policies::{PolicySetup, answer, engine, prompts, title, write_csv};
+use super::policies::{PolicySetup, answer, check_csv, engine, prompts, title, write_csv};
 use crate::args;
 use crate::machine::resident_memory;
 use crate::methods::{self, Method, Policy};
@@ -56,6 +56,7 @@ pub(crate) fn run(context: &Context, args: &args::Memory) -> Result<()> {
     }
     let method = methods::method(&args.policies.method)?;
     let policies = methods::policies(&args.policies.policies)?;
+    check_csv(&args.policies)?;
     let (engine, folder) = engine(context)?;
     let prompt = prompts(&engine, &args.policies, &[args.policies.prompt], args.policies.tokens)?.remove(0);
     prompts(&engine, &args.policies, &args.lengths, 1)?;

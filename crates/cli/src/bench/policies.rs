@@ -127,6 +127,14 @@ impl PolicySetup {
     }
 }
 
+/// # Errors
+/// If the file of --csv cannot be written: that is told before anything is measured.
+pub(super) fn check_csv(args: &args::Policies) -> Result<()> {
+    let Some(path) = &args.csv else { return Ok(()) };
+    let opened = std::fs::File::options().create(true).append(true).open(path);
+    opened.map(|_| ()).with_context(|| format!("cannot write {}", path.display()))
+}
+
 /// Writes the curves to the file of `--csv`, if one is given.
 pub(super) fn write_csv(args: &args::Policies, charts: &[Chart]) -> Result<()> {
     let Some(path) = &args.csv else { return Ok(()) };

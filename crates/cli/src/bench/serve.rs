@@ -280,12 +280,14 @@ impl Bench<'_> {
 
     /// The documents of requests, in words.
     fn asked_for(&self) -> String {
-        let (least, most) = (*self.args.per_request.start(), *self.args.per_request.end());
-        if most == 0 {
+        let pool = self.documents.len();
+        let (least, most) =
+            (self.args.per_request.start().min(&pool), self.args.per_request.end().min(&pool));
+        if *most == 0 {
             return "no documents".to_owned();
         }
         let many = if least == most { most.to_string() } else { format!("{least} to {most}") };
-        let (pool, few, hot) = (self.documents.len(), 100.0 * FEW, 100.0 * HOT);
+        let (few, hot) = (100.0 * FEW, 100.0 * HOT);
         format!("{many} of {pool} documents, {few} % of them asked for in {hot} % of requests")
     }
 }

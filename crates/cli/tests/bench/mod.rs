@@ -132,11 +132,17 @@ fn chats_tools_and_ingests_are_told_apart() {
 #[test]
 fn options_that_do_not_go_together_are_refused() {
     let home = Home::new();
+    // A file that cannot be written is told before the model is opened.
+    for bench in ["decode", "memory"] {
+        home.run(&["bench", bench, "--model", "nothing.gguf", "--csv", "no/such/folder.csv"])
+            .failed(1, &["cannot write no/such/folder.csv"]);
+    }
     let serve = |more: &[&str]| home.run(&[&["bench", "serve", "--model", TINY], more].concat());
     serve(&["--leave", "2"]).failed(2, &["--leave 2 is no share"]);
     serve(&["--ingest", "0.6", "--tools", "0.6"]).failed(2, &["their sum is at most 1"]);
     serve(&["--scenario", "multi-turn", "--limit", "1s"]).failed(2, &["--scenario mixed"]);
     serve(&["--compare", "speculation", "--limit", "1s"]).failed(2, &["--limit and --compare"]);
     serve(&["--compare", "speculation", "--url", "http://localhost:1"]).failed(2, &["--url"]);
+    serve(&["--clients", "1,0"]).failed(2, &["--clients", "1.."]);
     serve(&["--scenario", "anything"]).failed(2, &["multi-turn", "extractive"]);
 }

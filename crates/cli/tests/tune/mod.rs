@@ -80,6 +80,10 @@ fn a_model_is_tuned_and_auto_follows_the_choice() {
 
 #[test]
 fn what_cannot_be_tuned_is_told() {
+    let early = Home::new();
+    let nothing = ["tune", "nowhere", "--model", "nothing.gguf"];
+    early.run(&[&nothing[..], &["--methods", "a9"]].concat()).failed(2, &["a9"]);
+    early.run(&[&nothing[..], &["--prefixes", "systems"]].concat()).failed(2, &["systems"]);
     if !real_model() {
         return;
     }
