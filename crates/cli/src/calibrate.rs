@@ -16,7 +16,7 @@ use refrain::{CalibrationFile, calibration_path, fingerprint};
 pub(crate) fn run(context: &Context, args: &args::Calibrate) -> Result<()> {
     let Documents { documents, failures } = read_documents(context.console, &args.paths)?;
     let engine = context.open_engine(&Instructions::default())?;
-    let bar = context.bar("reading the documents", "{pos}/{len} tokens, {rate}, {eta} left");
+    let bar = context.bar("reading the documents", "{pos}/{len} tokens, {rate}{left}");
     let method = SamKv::default();
     let found = engine
         .calibrate(&documents, &method, |progress| show(&bar, progress.done as u64, progress.total as u64))?;

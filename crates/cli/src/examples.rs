@@ -39,7 +39,8 @@ Examples:
   refrain tune docs/ --questions questions.jsonl --samples 60 --bound 0.95
   refrain ask --docs docs/ \"How tight is a stem bolt?\"
 
-Each question is answered by vanilla and by every method behind every prefix. The cheapest by time to the first token that \
+Each question is answered by vanilla, and by seven methods, some at several charges, behind three prefixes; --methods and \
+--prefixes name others. The cheapest by time to the first token that \
 keeps the share --bound of vanilla's likeliest tokens and of its score becomes the model's choice.";
 
 pub(crate) const CALIBRATE: &str = "\
@@ -164,8 +165,8 @@ Examples:
   refrain eval run --tasks longbench/qasper --data data/ --methods a3 --policies 'snap_kv;morph_kv:capacity=2048'
   refrain eval run matrix.toml --time-budget 45m
 
-A matrix is TOML: models, methods, policies, data, limit, max_tokens, max_prompt_tokens, seed, forced, maps, \
-chat, and for each task a table [[tasks]] with name and, if wanted, limit, max_tokens, lengths, depths, style, \
+A matrix is TOML: models, methods, policies, store_dtype, prefix, oracle, data, limit, max_tokens, max_prompt_tokens, \
+seed, forced, maps, batch, chat, and for each task a table [[tasks]] with name and, if wanted, limit, max_tokens, lengths, depths, style, \
 by_tokens, file. Every sample is answered with every method and policy; vanilla with full attention comes first and \
 is what others are held against, token by token over the beginning of its own answer. Answers go to RUN/results.jsonl \
 as they come. A sample that fails is noted there with its error, and tried again when the run goes on; the exit status is 3 then.";

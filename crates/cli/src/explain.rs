@@ -9,6 +9,9 @@ const LABEL: usize = 28;
 
 /// The question's most attended tokens in their context, those that were recomputed marked.
 pub(crate) fn explained(explanation: &Explanation, colour: bool) -> String {
+    if explanation.tokens.is_empty() {
+        return "there is no document whose tokens could be shown\n".to_owned();
+    }
     let recomputed = mark("recomputed", true, colour);
     let cached = mark("taken from the cache", false, colour);
     let mut text = format!("What the question attends to most ({recomputed}, {cached}):\n");
@@ -81,5 +84,7 @@ mod tests {
         );
         assert!(text.contains("‹␣›") && text.contains("have 50 %"), "{text}");
         assert!(!text.contains('\x1b'), "{text}");
+        let none = Explanation { tokens: Vec::new(), recomputed_share: 0.0, chunks: Vec::new() };
+        assert_eq!(explained(&none, false), "there is no document whose tokens could be shown\n");
     }
 }

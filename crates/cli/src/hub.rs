@@ -60,7 +60,7 @@ impl Fetch<'_> {
 
     fn fetch(&self, console: &Console, repo: &ApiRepo, file: &str) -> Result<()> {
         console.say(&format!("fetching {file}"));
-        let bar = console.bar("", "{bytes} of {total_bytes}, {bytes_per_sec}, {eta} left");
+        let bar = console.bar("", "{bytes} of {total_bytes}, {bytes_per_sec}{left}");
         repo.download_with_progress(file, Bar(&bar)).map_err(|error| self.explain(error))?;
         bar.finish_and_clear();
         Ok(())

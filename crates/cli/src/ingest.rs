@@ -64,7 +64,7 @@ fn ingest(
     context: &Context,
     work: impl FnOnce(&mut dyn FnMut(IngestProgress)) -> refrain::engine::Result<IngestReport>,
 ) -> Result<IngestReport> {
-    let bar = context.bar("ingesting", "{pos}/{len} tokens, {rate}, {eta} left");
+    let bar = context.bar("ingesting", "{pos}/{len} tokens, {rate}{left}");
     let report = work(&mut |progress| show(&bar, progress.done as u64, progress.total as u64))?;
     bar.finish_and_clear();
     Ok(report)
@@ -73,7 +73,7 @@ fn ingest(
 /// Waits until the stored chunks are in the object store, or cannot be sent now.
 #[cfg(feature = "remote")]
 fn share(context: &Context, store: &refrain::store::Store) {
-    let bar = context.bar("sharing", "{pos}/{len} chunks, {eta} left");
+    let bar = context.bar("sharing", "{pos}/{len} chunks{left}");
     let mut most = 0;
     while let Some(stats) = store.remote_stats() {
         most = most.max(stats.pending);

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
-use indicatif::{ProgressBar, ProgressState, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
 use serde::Serialize;
 
 /// An error of the program itself, with a hint.
@@ -225,7 +225,10 @@ impl Console {
 
 /// Sets a bar's length and position.
 pub(crate) fn show(bar: &ProgressBar, done: u64, total: u64) {
-    bar.set_length(total);
+    // A bar without a length is empty, and one of length 0 is full.
+    if total > 0 {
+        bar.set_length(total);
+    }
     bar.set_position(done);
 }
 
@@ -255,15 +258,20 @@ pub(crate) fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// A progress bar on standard error. `{rate}` in `rest` is tokens a second.
+/// A progress bar on standard error. `{rate}` in `rest` is tokens a second, `{left}` the time that is left, once that can be told.
 fn bar(what: &'static str, rest: &str) -> ProgressBar {
     let rate = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
         let _ = write!(out, "{:.0} tokens/s", state.per_sec());
     };
+    let left = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+        if state.pos() > 0 {
+            let _ = write!(out, ", {:#} left", HumanDuration(state.eta()));
+        }
+    };
     let template = format!("{{msg}} {{bar:30.cyan}} {rest}");
     let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    let bar =
-        ProgressBar::new(0).with_style(style.with_key("rate", rate).progress_chars("━╸ ")).with_message(what);
+    let style = style.with_key("rate", rate).with_key("left", left).progress_chars("━╸ ");
+    let bar = ProgressBar::no_length().with_style(style).with_message(what);
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
 }

@@ -374,7 +374,7 @@ fn remove(context: &Context, store: &Store, named: &[String], all: bool, yes: bo
 }
 
 fn verify(context: &Context, store: &Store) -> Result<()> {
-    let bar = context.bar("verifying", "{bytes} of {total_bytes}, {eta} left");
+    let bar = context.bar("verifying", "{bytes} of {total_bytes}{left}");
     let report = store.verify(|progress| move_bar(&bar, progress.bytes_done, progress.bytes))?;
     bar.finish_and_clear();
     if context.json {

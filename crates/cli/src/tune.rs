@@ -224,7 +224,7 @@ fn samples(
         None => ask(context, engine, &texts, args.samples as usize)?,
     };
     let words: Vec<HashSet<String>> = texts.iter().map(|text| words_of(text)).collect();
-    let bar = context.bar("answering with vanilla", "{pos}/{len} questions, {eta} left");
+    let bar = context.bar("answering with vanilla", "{pos}/{len} questions{left}");
     bar.set_length(asked.len() as u64);
     let mut samples = Vec::new();
     for (source, Question { question, answers }) in asked {
@@ -306,7 +306,7 @@ fn ask(
 ) -> Result<Vec<(Option<usize>, Question)>> {
     let around = Instructions { before_question: String::new(), ..Instructions::default() };
     let each = most.min(texts.len());
-    let bar = context.bar("making questions", "{pos}/{len}, {eta} left");
+    let bar = context.bar("making questions", "{pos}/{len}{left}");
     bar.set_length(most as u64);
     let (mut asked, mut seen) = (Vec::new(), HashSet::new());
     for (round, i) in (0..ROUNDS).flat_map(|round| (0..each).map(move |i| (round, i))) {

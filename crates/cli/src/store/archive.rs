@@ -22,7 +22,7 @@ pub(super) fn export(
         (true, _) => store.keys(Scope::All)?,
         (false, own) => keys(context, store, named, own)?,
     };
-    let bar = context.bar("exporting", "{bytes} of {total_bytes}, {eta} left");
+    let bar = context.bar("exporting", "{bytes} of {total_bytes}{left}");
     let moved = |progress: archive::ArchiveProgress| {
         move_bar(&bar, progress.bytes_done, progress.bytes.unwrap_or(progress.bytes_done));
     };
@@ -43,7 +43,7 @@ pub(super) fn export(
 }
 
 pub(super) fn import(context: &Context, store: &Store, file: &Path, namespaces: bool) -> Result<()> {
-    let bar = context.bar("importing", "{bytes} of {total_bytes}, {eta} left");
+    let bar = context.bar("importing", "{bytes} of {total_bytes}{left}");
     let (archive, size): (Box<dyn Read>, u64) = if file == Path::new("-") {
         (Box::new(io::stdin().lock()), 0)
     } else {
