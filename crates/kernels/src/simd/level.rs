@@ -1,7 +1,7 @@
 //! Kernels that are generic over vectors, and entering them with an instruction set enabled.
 
 #[cfg(target_arch = "aarch64")]
-use super::neon::Neon;
+use super::arm_features::Neon;
 use super::portable::Portable;
 use super::vector::Simd;
 #[cfg(target_arch = "x86_64")]

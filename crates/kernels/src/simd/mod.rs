@@ -5,6 +5,8 @@
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
+#[cfg(target_arch = "aarch64")]
+mod arm_features;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -22,14 +24,14 @@ mod portable;
 mod tile;
 mod vector;
 
+#[cfg(target_arch = "aarch64")]
+pub(crate) use arm_features::Neon;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::{Avx512, sums_of_four, sums_of_lanes};
 pub(crate) use elem::{Elem, load_part, store_part};
 #[cfg(test)]
 pub(crate) use level::LAST_RUN;
 pub(crate) use level::{Kernel, Level};
-#[cfg(target_arch = "aarch64")]
-pub(crate) use neon::Neon;
 pub(crate) use portable::Portable;
 pub(crate) use tile::{KEYS, PANEL, STRIP, Tile, strip_width};
 pub(crate) use vector::Simd;

@@ -44,7 +44,7 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     /// NEON, if the set includes it.
     #[cfg(target_arch = "aarch64")]
     #[inline(always)]
-    fn neon(self) -> Option<super::Neon> {
+    fn neon(self) -> Option<super::arm_features::Neon> {
         None
     }
 
