@@ -62,12 +62,11 @@ fn is_readable(pattern: &str) -> bool {
     RegexBuilder::new().mk_regex_for_serach(&regex_to_lark(pattern, "dw")).is_ok()
 }
 
+/// What is done with a schema, which stands under a name; an error refuses it.
+type Visit<'a> = dyn FnMut(&str, &mut Map<String, Value>) -> Result<(), String> + 'a;
+
 /// Visits a schema and all schemas in it, each with the name that it stands under, until one is refused.
-fn each(
-    schema: &mut Value,
-    name: &str,
-    visit: &mut dyn FnMut(&str, &mut Map<String, Value>) -> Result<(), String>,
-) -> Result<(), String> {
+fn each(schema: &mut Value, name: &str, visit: &mut Visit<'_>) -> Result<(), String> {
     let fields = match schema {
         Value::Object(fields) => fields,
         Value::Array(schemas) => {
