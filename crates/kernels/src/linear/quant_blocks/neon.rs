@@ -87,6 +87,7 @@ unsafe fn sdot<const T: usize>(mut acc: int32x4_t, w: int8x16_t, x: int8x16_t) -
             }
         };
     }
+    const { assert!(T < 4) };
     match T {
         0 => sdot!(0),
         1 => sdot!(1),
