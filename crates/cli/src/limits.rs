@@ -1,4 +1,4 @@
-//! What a request may ask of the model: its tokens, and the room in its context.
+//! Checks of a request against the model: the tokens of its biases, and the room in the context.
 
 use anyhow::Result;
 use refrain::engine::{Engine, Error, Sampling};
@@ -8,14 +8,8 @@ use crate::output::Fail;
 /// # Errors
 /// If --logit-bias names a token that the model does not have.
 pub(crate) fn check_biases(engine: &Engine, sampling: &Sampling) -> Result<()> {
-    let vocab = engine.decoder().config().vocab;
-    match sampling.logit_bias.keys().find(|token| **token as usize >= vocab) {
-        Some(token) => {
-            let message = format!("--logit-bias: the model has {vocab} tokens, and none of id {token}");
-            Err(Fail::usage(message).into())
-        }
-        None => Ok(()),
-    }
+    let checked = sampling.check_biases(engine.decoder().config().vocab);
+    Ok(checked.map_err(|error| Fail::usage(format!("--logit-bias: {error}")))?)
 }
 
 /// An error, with a hint where the prompt leaves too little of the context: `option` bounds the answer, and `shorter` makes a shorter prompt.

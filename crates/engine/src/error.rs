@@ -124,6 +124,14 @@ pub enum Error {
         /// The values that are accepted.
         expected: &'static str,
     },
+    /// A bias of a token that the model does not have.
+    #[error("the model has {vocab} tokens, and none of id {token}")]
+    LogitBias {
+        /// Tokens of the model.
+        vocab: usize,
+        /// The id.
+        token: u32,
+    },
 }
 
 /// Bytes as people read them.

@@ -38,7 +38,7 @@ pub struct IngestWork<'a> {
     computed: Computed,
 }
 
-/// What is at fault where a document cannot be prefilled: the machine, or else the document. Too little memory is the machine's fault unless what is
+/// Lays an error of a document's prefill on the machine, or else on the document. Too little memory is the machine's fault unless what is
 /// prefilled at once `grows` with the document: a document that is too long for all machines must not end every runner.
 pub(crate) fn at_fault(error: EngineError, grows: bool) -> Undone {
     match error {

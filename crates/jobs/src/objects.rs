@@ -47,7 +47,7 @@ impl JobObjects {
         JobObjects { objects, patience, stop: Arc::default(), silence: Arc::default() }
     }
 
-    /// The same objects, with other patience, which ends soon after `stop` is set.
+    /// A handle on these objects with a patience of its own, which ends soon after `stop` is set.
     pub(crate) fn with_patience(&self, patience: Duration, stop: &Arc<AtomicBool>) -> JobObjects {
         JobObjects { patience, stop: stop.clone(), ..self.clone() }
     }

@@ -163,6 +163,7 @@ impl From<EngineError> for ApiError {
                 ApiError::field("messages", "the last message is empty: ask something")
             }
             EngineError::Sampling { option, .. } => ApiError::field(option, message),
+            EngineError::LogitBias { .. } => ApiError::field("logit_bias", message),
             EngineError::Grammar { .. } => ApiError::field("response_format", message),
             EngineError::Fusion(_) | EngineError::Eviction(_) => ApiError::field("refrain", message),
             // The prompt decides whether the model accepts it: a chat template may refuse an order of roles.

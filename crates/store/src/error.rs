@@ -168,7 +168,7 @@ pub enum StoreError {
     Key(#[from] InvalidKey),
 }
 
-/// What can be done where the system refuses.
+/// The remedy for a refusal of the system, as the end of a message; empty where none is known.
 fn remedy(kind: ErrorKind) -> &'static str {
     match kind {
         ErrorKind::PermissionDenied => "; the user of this program needs the right to read and write there",

@@ -172,7 +172,7 @@ impl Fleet {
         self.inner().workers.keys().copied().collect()
     }
 
-    /// What is known of all workers that take requests.
+    /// Model, chunks and requests of each worker that takes requests.
     pub(crate) fn status(&self) -> BTreeMap<String, WorkerStatus> {
         let inner = self.inner();
         let status = |(worker, known): (&WorkerId, &Worker)| {

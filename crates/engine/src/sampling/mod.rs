@@ -91,6 +91,15 @@ impl Sampling {
         }
         check("max_tokens", self.max_tokens as f32, self.max_tokens > 0, "at least 1")
     }
+
+    /// # Errors
+    /// If a bias is of a token that a model of `vocab` tokens does not have.
+    pub fn check_biases(&self, vocab: usize) -> Result<()> {
+        match self.logit_bias.keys().find(|token| **token as usize >= vocab) {
+            Some(&token) => Err(Error::LogitBias { vocab, token }),
+            None => Ok(()),
+        }
+    }
 }
 
 #[cfg(test)]

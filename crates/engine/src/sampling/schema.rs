@@ -62,7 +62,7 @@ fn is_readable(pattern: &str) -> bool {
     RegexBuilder::new().mk_regex_for_serach(&regex_to_lark(pattern, "dw")).is_ok()
 }
 
-/// What is done with a schema, which stands under a name; an error refuses it.
+/// A visitor of a schema and of the name that the schema stands under. Its error refuses the schema.
 type Visit<'a> = dyn FnMut(&str, &mut Map<String, Value>) -> Result<(), String> + 'a;
 
 /// Visits a schema and all schemas in it, each with the name that it stands under, until one is refused.

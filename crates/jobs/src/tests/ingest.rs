@@ -132,7 +132,7 @@ fn a_device_that_fails_is_the_machines_fault_and_a_long_text_is_the_documents() 
         assert!(matches!(at_fault(error, false), Undone::Runner(_)));
     }
     assert!(matches!(at_fault(Error::from(broken()), true), Undone::Runner(_)));
-    // Where a document is prefilled whole, a long one needs more memory than others.
+    // A document that is prefilled whole needs more memory the longer it is.
     for error in [Error::from(full()), small()] {
         assert!(matches!(at_fault(error, true), Undone::Item(_)));
     }

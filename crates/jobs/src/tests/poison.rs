@@ -106,7 +106,7 @@ fn a_shard_on_which_a_runner_died_is_given_back_at_once() {
         let status = job.status().unwrap();
         assert_eq!((status.open, status.claimed.len()), (1, 0));
     }
-    // Nobody waits for a claim that was given back, and it is no death.
+    // A claim that was given back is taken up at once, and counts as no death.
     let options = RunOptions { claim_timeout: MINUTE, ..options() };
     let mut notes = Notes { keeps: true, ..Notes::default() };
     assert!(job.run(&mut notes, &options, &stop_flag(false), |_| ()).unwrap().complete);

@@ -50,7 +50,7 @@ enum Part<'a> {
 }
 
 impl Layout {
-    /// The same conversation with the system messages among its turns joined to the one before them; none where there are none.
+    /// Joins the system messages among the turns to the one before them, for a template that writes none there. None where no turn is one.
     #[must_use]
     pub fn with_system_joined(&self) -> Option<Layout> {
         let turns = || self.history.iter().chain(&self.after);

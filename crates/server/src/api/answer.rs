@@ -237,13 +237,7 @@ fn prepare(
     let sampling = |prompt| request.sampling(default(prompt), || seed);
     let samplings = drawn.prompts.iter().map(sampling).collect::<Result<Vec<Sampling>>>()?;
     let vocab = engine.decoder().config().vocab;
-    let mut biased = samplings.iter().flat_map(|sampling| sampling.logit_bias.keys());
-    if let Some(token) = biased.find(|token| **token as usize >= vocab) {
-        return Err(ApiError::field(
-            "logit_bias",
-            format!("the model has {vocab} tokens, and none of id {token}"),
-        ));
-    }
+    samplings.iter().try_for_each(|sampling| sampling.check_biases(vocab))?;
     let grammar = grammar(engine, request, drawn.tools.as_ref())?;
     let echoed = match input {
         Input::Prompt if request.echoes()? => {

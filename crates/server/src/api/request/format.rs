@@ -22,7 +22,7 @@ pub(crate) enum ResponseFormat {
     Text,
     /// A JSON object, of a schema if there is one.
     JsonObject {
-        /// As llama.cpp takes it.
+        /// The schema, where clients of llama.cpp put it.
         #[serde(default)]
         #[schema(value_type = Option<Object>)]
         schema: Option<Value>,

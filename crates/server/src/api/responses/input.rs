@@ -24,7 +24,7 @@ pub(super) struct InputItem {
     /// `message`, which is the default, `function_call` or `function_call_output`.
     #[serde(default, rename = "type")]
     kind: Option<String>,
-    /// Of a message: `system` or `developer`, `user` or `assistant`.
+    /// Role of a message: `system` or `developer`, `user` or `assistant`.
     #[serde(default)]
     role: Option<String>,
     /// Of a message.
