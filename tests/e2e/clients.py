@@ -210,7 +210,7 @@ def errors():
         (openai.NotFoundError, lambda: client.chat.completions.create(model="gpt-4o", messages=QUESTION)),
         (openai.BadRequestError, lambda: client.chat.completions.create(model=model, messages=QUESTION, n=0)),
         (openai.BadRequestError, lambda: client.chat.completions.create(model=model, messages=[])),
-        (openai.BadRequestError, lambda: client.chat.completions.create(model=model, messages=QUESTION, top_p=0)),
+        (openai.BadRequestError, lambda: client.chat.completions.create(model=model, messages=QUESTION, top_p=1.5)),
         (openai.NotFoundError, lambda: client.get("/documents/doc-0", cast_to=object)),
     ]:
         try:
