@@ -241,6 +241,10 @@ pub(crate) struct Worker {
     /// Most tokens of a request: of the documents to ingest, or of prompt and answer
     #[arg(long, value_name = "N", default_value_t = 1 << 20, env = "REFRAIN_MAX_TOKENS_PER_REQUEST")]
     pub(crate) max_tokens_per_request: usize,
+    /// Most tokens of an answer for which the request gives no number [default: to the end of the context, within the part of
+    /// --kv-cache-memory-bytes that each of --max-num-seqs has, or 2048 where these are more]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), env = "REFRAIN_DEFAULT_MAX_TOKENS")]
+    pub(crate) default_max_tokens: Option<u32>,
     /// Most time that a request may take, waiting included
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration, env = "REFRAIN_REQUEST_TIMEOUT")]
     pub(crate) request_timeout: Duration,

@@ -172,6 +172,7 @@ fn options(args: &args::Worker) -> Result<Options> {
     options.limits.max_queued_requests = args.max_queued_requests.max(1);
     options.limits.kv_cache_memory_bytes = bytes(args.kv_cache_memory_bytes);
     options.limits.max_tokens_per_request = args.max_tokens_per_request;
+    options.limits.default_max_tokens = args.default_max_tokens.map(|tokens| tokens as usize);
     options.limits.request_timeout = args.request_timeout;
     options.max_body = bytes(common.max_body);
     options.max_documents_per_request = args.max_documents_per_request;
@@ -200,7 +201,7 @@ mod tests {
         std::fs::write(&key, "ab".repeat(32)).unwrap();
         let text = "refrain-scale worker --device=auto --threads=1 --ubatch-size=32 --left-tokens=7 --strict-numerics --chunk-tokens=64 \
                     --keep-packed=false --device-cache=10 --quota=1KiB --ttl=2h --sync-interval=off --instruction=x --num-speculative-tokens=3 --kv-cache-memory-bytes=5 \
-                    --document-quota=6 --max-documents-per-request=8 --max-tokens-per-request=9";
+                    --document-quota=6 --max-documents-per-request=8 --max-tokens-per-request=9 --default-max-tokens=4";
         let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/tiny/llama");
         let paths = ["--model", model, "--store", folder.path().to_str().unwrap()];
         let more = paths.into_iter().chain(["--namespace-key-file", key.to_str().unwrap()]);
@@ -212,6 +213,7 @@ mod tests {
         assert_eq!(options.limits.num_speculative_tokens, 3);
         assert_eq!(options.limits.kv_cache_memory_bytes, 5);
         assert_eq!(options.limits.max_tokens_per_request, 9);
+        assert_eq!(options.limits.default_max_tokens, Some(4));
         assert_eq!((options.document_quota, options.max_documents_per_request), (6, 8));
         assert_eq!(options.sync_interval, None);
         assert_eq!(options.namespace_key, Some("ab".repeat(32).parse().unwrap()));

@@ -10,7 +10,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 use refrain_cuda::Peaks;
 use refrain_engine::DeviceChoice;
-use refrain_kernels::{Cpu, processors};
+use refrain_kernels::{Cpu, cpu_name, processors};
 use serde::Serialize;
 use serde_json::json;
 
@@ -276,10 +276,6 @@ fn entry(file: &str, name: &str) -> Option<String> {
     let text = std::fs::read_to_string(file).ok()?;
     let line = text.lines().find(|line| line.starts_with(name))?;
     Some(line.split_once(':')?.1.trim().to_owned())
-}
-
-fn cpu_name() -> String {
-    entry("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
 /// Bytes of memory that a program can still take.

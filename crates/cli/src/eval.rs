@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use indicatif::ProgressBar;
 use refrain::engine::{Engine, Instructions, Oracle, Prefix};
-use refrain::kernels::processors;
+use refrain::kernels::{cpu_name, processors};
 use refrain::registry::append;
 use refrain::store::{KvQuantization, Store, hex};
 use refrain_eval::Judge;
@@ -389,7 +389,7 @@ pub(crate) fn about(
         started: now,
         seconds: 0.0,
         machine: MachineInfo {
-            cpu: machine::cpu_name(),
+            cpu: cpu_name(),
             isa,
             device: processor,
             threads: device.threads(),

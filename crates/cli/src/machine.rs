@@ -2,14 +2,6 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The processor's name, where the system tells.
-pub(crate) fn cpu_name() -> String {
-    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let named =
-        info.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split_once(':'));
-    named.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
-}
-
 /// Options whose values are secrets, which no file of a measurement may hold.
 const SECRETS: [&str; 2] = ["--credential", "--namespace-key"];
 

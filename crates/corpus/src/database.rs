@@ -99,7 +99,7 @@ impl ReopeningDatabase {
         copy: impl FnOnce(&ReadTransaction, &WriteTransaction) -> Transacted<()>,
     ) -> Result<()> {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = file.with_extension("redb.new");
+        let new = file.with_file_name(refrain_store::NEW_DOCUMENTS);
         // A process that was killed has left it. The lock on the database keeps other processes away.
         remove(&new).map_err(Error::from)?;
         if !self.read(is_due)? {

@@ -28,6 +28,7 @@ mod cpu_device;
 mod cpu_experts;
 #[allow(unsafe_code)]
 mod cpu_layer;
+mod cpu_name;
 mod cpu_tensors;
 #[allow(unsafe_code)]
 mod dequantize;
@@ -66,6 +67,7 @@ mod weight_arena;
 pub use attention::{Attention, AttentionOutputs, GumbelNoise, gumbel_logarithms};
 pub use buffer::{Buffer, CastError, Dtype, Slice, UnknownDtype};
 pub use cpu::Cpu;
+pub use cpu_name::cpu_name;
 pub use device::{
     CacheHeads, CachedAttention, Device, DeviceFailure, DeviceMemory, Distance, Experts, FillRow, Floats,
     GatedMlp, HeadKeys, KvBuffer, KvRows, LayerTail, MAX_BLOCK_ROWS, Mlp, Norm, PackedLinear, QkNorms,

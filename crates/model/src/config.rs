@@ -11,6 +11,7 @@ mod layer;
 
 use serde::Serialize;
 
+pub(crate) use checks::MAX_VOCABULARY;
 pub use family::Family;
 pub use layer::{BranchNorms, ExpertSpec, LayerSpec, QkNorm};
 

@@ -11,6 +11,7 @@ use axum::response::IntoResponse as _;
 use axum::routing::get;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
+use percent_encoding::percent_decode_str;
 use refrain_server::{ApiError, HeldBytes, REQUEST_ID, TENANT_HEADER, receive, sign_tenant};
 use serde_json::json;
 
@@ -105,7 +106,7 @@ impl Gateway {
             return self.models(&request).await;
         }
         let (mut planned, mut is_repeatable) = (Planned::default(), false);
-        let mut model = path.strip_prefix("/v1/models/").map(str::to_owned);
+        let mut model = path.strip_prefix("/v1/models/").map(|name| percent_decode_str(name).decode_utf8_lossy().into_owned());
         if let Some(route) = plan_route(&path).filter(|_| request.method == Method::POST) {
             let peek = Peek::of(&request.body);
             model = peek.model().map(str::to_owned);

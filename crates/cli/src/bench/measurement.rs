@@ -1,6 +1,6 @@
 //! Spread of repeated measurements, and the setup that every report names.
 
-use refrain::kernels::{Device, processors};
+use refrain::kernels::{Device, cpu_name, processors};
 use serde::Serialize;
 
 use crate::machine;
@@ -49,7 +49,7 @@ impl Setup {
         let (isa, device) = processors(device);
         Setup {
             date: machine::today(),
-            cpu: machine::cpu_name(),
+            cpu: cpu_name(),
             threads,
             isa,
             device,

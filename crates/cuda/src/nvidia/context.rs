@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-use cudarc::driver::result::{ctx, device, mem_get_info, mem_pool, primary_ctx};
+use cudarc::driver::result::{self, ctx, device, mem_get_info, mem_pool, primary_ctx};
 use cudarc::driver::sys;
 
 use super::call::{Describe, error};
@@ -69,9 +69,7 @@ impl Context {
                 if failed.0 != sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
                     return Err(failed);
                 }
-                ctx::synchronize()?;
-                // SAFETY: the pool lives as long as the context.
-                unsafe { mem_pool::trim_to(self.pool, 0) }?;
+                self.trim()?;
                 alloc()
             })
             .map_err(|failed| {
@@ -83,9 +81,14 @@ impl Context {
     /// Waits for all streams, and gives the memory that nobody uses back to the GPU.
     pub(super) fn give_back(&self) -> Result<(), DriverError> {
         self.bind()?;
-        ctx::synchronize().describe("waiting for the GPU")?;
+        self.trim().describe("giving memory back")
+    }
+
+    /// Waits for all streams of the bound context, so that what they are about to free is in the pool, and empties the pool.
+    fn trim(&self) -> Result<(), result::DriverError> {
+        ctx::synchronize()?;
         // SAFETY: the pool lives as long as the context.
-        unsafe { mem_pool::trim_to(self.pool, 0) }.describe("giving memory back")
+        unsafe { mem_pool::trim_to(self.pool, 0) }
     }
 
     /// A property of the GPU.

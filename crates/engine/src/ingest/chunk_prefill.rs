@@ -66,9 +66,20 @@ impl ChunkPrefill {
         Ok(ChunkPrefill { engine: engine.clone(), id, label, run, done, further, observed: false })
     }
 
+    /// Identity of the chunk.
+    pub(crate) fn id(&self) -> &ChunkId {
+        &self.id
+    }
+
     /// The prefilled tokens that the chunk goes on behind.
     pub(crate) fn prefix(&self) -> Option<Arc<PrefilledPrefix>> {
         self.run.layers.prefix.clone()
+    }
+
+    /// Share of the layers of all prefills that are computed, from 0 to 1.
+    pub(crate) fn computed(&self) -> f64 {
+        let prefills = self.done.len() + 1 + self.further.len();
+        (self.done.len() as f64 + self.run.computed()) / prefills as f64
     }
 
     /// Computes a layer; true once there is none left.
@@ -221,6 +232,11 @@ impl IsolatedRun {
         }
         self.took += started.elapsed();
         Ok(self.layer == layers)
+    }
+
+    /// Share of the layers that are computed.
+    fn computed(&self) -> f64 {
+        self.layer as f64 / self.tokens.decoder.shape().layers as f64
     }
 
     /// Keys before RoPE and values of each layer, and the statistics.

@@ -150,11 +150,27 @@ impl Ingest {
         })
     }
 
-    /// Tokens to be computed and tokens computed, once the store was asked what it has, and where they have changed since the last
-    /// call.
+    /// Tokens to be computed and tokens computed, once the store was asked what it has, and then after every chunk, and within a chunk
+    /// after every hundredth of the whole.
     pub fn new_progress(&mut self) -> Option<IngestProgress> {
-        let known = !matches!(self.stage, Stage::Fetch(_) | Stage::Look);
-        (known && self.told.replace(self.progress.done) != Some(self.progress.done)).then_some(self.progress)
+        let IngestProgress { total, done } = self.progress;
+        let now = match &self.stage {
+            Stage::Fetch(_) | Stage::Look => return None,
+            Stage::Compute(chunk, _) => {
+                done + (chunk.computed() * self.engine.prefilled_tokens(chunk.id()) as f64) as usize
+            }
+            Stage::Store(..) | Stage::Next => done,
+        };
+        let within = now > done;
+        let is_news = match self.told {
+            None => true,
+            Some(told) if within => now >= told + total.div_ceil(100),
+            Some(told) => now > told,
+        };
+        is_news.then(|| {
+            self.told = Some(now);
+            IngestProgress { total, done: now }
+        })
     }
 
     /// Does one step.
@@ -205,6 +221,7 @@ impl Ingest {
                     return Ok(Advance::Progress);
                 }
                 let prefix = chunk.prefix();
+                self.progress.done += self.engine.prefilled_tokens(chunk.id());
                 self.stage = Stage::Store(Box::new(chunk.finish()), prefix, stored);
                 Ok(Advance::Progress)
             }
@@ -242,7 +259,6 @@ impl Ingest {
         if let PutOutcome::NotStored { error } = outcome {
             self.report.not_stored.get_or_insert(error.to_string());
         }
-        self.progress.done += self.engine.prefilled_tokens(chunk.id());
         Ok(true)
     }
 
@@ -309,7 +325,7 @@ impl Ingest {
         self.report.computed_tokens = self.progress.total;
     }
 
-    /// Does all of it, and tells `progress` after every chunk.
+    /// Does all of it, and tells `progress` what [`new_progress`](Ingest::new_progress) has.
     pub(super) fn run(mut self, mut progress: impl FnMut(IngestProgress)) -> Result<IngestReport> {
         loop {
             let advance = self.advance()?;

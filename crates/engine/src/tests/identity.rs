@@ -245,3 +245,19 @@ fn a_corrupted_chunk_file_is_repaired_silently() {
     assert_eq!(after.load.reused.prefilled, prompt.chunks.len() + 1, "every chunk and the system part");
     assert_eq!(argmax(&before.logits), argmax(&after.logits));
 }
+
+/// An ingest tells of its progress within a chunk, up to all of its tokens, and at most every hundredth of them beside the chunks' ends.
+#[test]
+fn progress_is_told_within_a_chunk() {
+    let engine = engine(&tiny("llama"), exact(Dtype::F16));
+    let text = "Turn the left screw by a half. ".repeat(8);
+    let document = Document { title: "Brakes".to_owned(), text };
+    let mut told = Vec::new();
+    let report = engine.ingest(&[document], |progress| told.push((progress.done, progress.total))).unwrap();
+    assert!(report.computed >= 1);
+    assert!(told.iter().all(|(_, total)| *total == report.computed_tokens), "{told:?}");
+    assert!(told.windows(2).all(|pair| pair[0].0 < pair[1].0), "{told:?}");
+    assert_eq!((told[0].0, told.last().unwrap().0), (0, report.computed_tokens));
+    assert!(told.len() > report.computed + 1, "{told:?}");
+    assert!(told.len() <= report.computed + 1 + 100, "{told:?}");
+}

@@ -8,6 +8,9 @@ use crate::error::{ModelError, Result};
 /// Most layers of a model, far above every model there is.
 const MAX_LAYERS: usize = 1 << 12;
 
+/// Most tokens of a vocabulary, far above every model there is.
+pub(crate) const MAX_VOCABULARY: usize = 1 << 24;
+
 /// `count` if it is a number of layers that can be; asked before anything is allocated for each layer. `path` is the file
 /// to name.
 pub(super) fn checked_layers(path: &Path, count: usize) -> Result<usize> {
@@ -61,7 +64,7 @@ impl Check<'_> {
             ("the number of key-value heads", c.kv_heads, 1 << 14),
             ("the head dimension", c.head_dim, 1 << 14),
             ("the intermediate size", c.intermediate, 1 << 22),
-            ("the vocabulary size", c.vocab, 1 << 24),
+            ("the vocabulary size", c.vocab, MAX_VOCABULARY),
             ("the context length", c.context, 1 << 30),
         ] {
             self.size(name, value, max)?;

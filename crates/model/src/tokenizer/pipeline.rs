@@ -11,6 +11,7 @@ use tokenizers::{
 };
 
 use super::spec::TokenizerSpec;
+use crate::config::MAX_VOCABULARY;
 use crate::error::{ModelError, Result};
 
 /// The meaning of special tokens that are written in a text.
@@ -188,9 +189,6 @@ pub(super) fn is_markup(token: &str) -> bool {
     bracketed('<', '>') || bracketed('[', ']')
 }
 
-/// Most tokens of a vocabulary, as of a model's configuration.
-const MOST_TOKENS: u32 = 1 << 24;
-
 impl Vocabulary {
     fn build(spec: TokenizerSpec) -> Result<Self> {
         let TokenizerSpec { path, mut vocab, merges, added, unused, unknown, .. } = spec;
@@ -198,8 +196,8 @@ impl Vocabulary {
         let is_unknown = |text: &str| unknown.as_deref() == Some(text);
         let greatest = vocab.values().chain(added.keys()).chain(unused.keys()).max().copied();
         // Tables have an entry for each id, and ids come from a file.
-        if let Some(id) = greatest.filter(|id| *id >= MOST_TOKENS) {
-            return Err(wrong(format!("a token has the id {id}; ids below {MOST_TOKENS} are read")));
+        if let Some(id) = greatest.filter(|id| *id as usize >= MAX_VOCABULARY) {
+            return Err(wrong(format!("a token has the id {id}; ids below {MAX_VOCABULARY} are read")));
         }
         let (mut outside, mut outside_texts) = (HashMap::new(), HashMap::new());
         for (id, token) in &added {

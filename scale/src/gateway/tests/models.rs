@@ -26,9 +26,11 @@ async fn a_request_goes_to_a_worker_of_its_model() {
     let (_, text) = ask(&gateway, "POST", "/v1/completions", &body).await;
     assert!(text.contains("no_worker"), "another model is no substitute: {text}");
     assert_eq!(asked(&script), [1]);
-    let (gateway, script) = two_models(&[]);
-    ask(&gateway, "GET", "/v1/models/n", &Value::Null).await;
-    assert_eq!(asked(&script), [1]);
+    for path in ["/v1/models/n", "/v1/models/%6E"] {
+        let (gateway, script) = two_models(&[]);
+        ask(&gateway, "GET", path, &Value::Null).await;
+        assert_eq!(asked(&script), [1], "{path}");
+    }
 }
 
 #[tokio::test]
