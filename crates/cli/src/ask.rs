@@ -6,8 +6,8 @@ use std::sync::Once;
 use anyhow::{Context as _, Result};
 use refrain::corpus::{Found, Library, Source};
 use refrain::engine::{
-    Answer, Comparison, Document, Engine, GenerateRequest, IngestReport, Prompt, PromptChunk, RequestStats,
-    TokenEvent,
+    Advance, Answer, Comparison, Document, Engine, GenerateRequest, IngestReport, Prompt, PromptChunk,
+    RequestStats, TokenEvent,
 };
 use refrain::eviction::Eviction;
 use serde_json::{Value, json};
@@ -19,10 +19,11 @@ use crate::ingest::ingest_to_answer;
 use crate::limits::{check_biases, with_room};
 use crate::methods::{self, Method, Policy};
 use crate::output::{
-    Fail, NotPrinted, bytes, colours, count, number, one_line, paint, percent, plain, print, print_json,
-    seconds, warn,
+    Fail, NotPrinted, broken, bytes, colours, count, number, one_line, paint, percent, plain, print,
+    print_json, seconds, warn,
 };
 use crate::settings::Context;
+use crate::signals::Interrupt;
 use crate::table::Table;
 use refrain::AUTO;
 use refrain::folders::tilde;
@@ -80,7 +81,7 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
             speculative_tokens: args.speculation.num_speculative_tokens,
             ..GenerateRequest::new(asked.built.clone(), sampling.clone())
         };
-        let answer = answer(context, &engine, &prompt, (asked, &policy), &request)?;
+        let answer = answer(context, &engine, &prompt, (asked, &policy), &request, &Interrupt::default())?;
         if titled {
             print("\n")?;
         }
@@ -205,30 +206,40 @@ fn selected(context: &Context, args: &args::Ask) -> Result<(Vec<Method>, Vec<Met
     Ok((answering, compared, policy))
 }
 
-/// Streams an answer to standard output, then its stats to standard error.
+/// Streams an answer to standard output, then its stats to standard error. An interrupt ends it where it is.
+///
+/// # Errors
+/// [`Interrupted`](crate::signals::Interrupted) before the first token.
 pub(crate) fn answer(
     context: &Context,
     engine: &Engine,
     prompt: &Prompt,
     (method, policy): (&Method, &Policy),
     request: &GenerateRequest,
+    interrupt: &Interrupt,
 ) -> Result<Answer> {
     let mut out = io::stdout().lock();
     let terminal = out.is_terminal();
     let mut failed = None;
     let mut ends_line = true;
+    let running = interrupt.running();
     let stream = |progress: TokenEvent<'_>| {
         if progress.text.is_empty() {
-            return true;
+            return !running.is_interrupted();
         }
         ends_line = progress.text.ends_with('\n');
         let shown = if terminal { plain(progress.text) } else { progress.text.to_owned() };
         let written =
             if context.json { Ok(()) } else { out.write_all(shown.as_bytes()).and_then(|()| out.flush()) };
         failed = written.err();
-        failed.is_none()
+        failed.is_none() && !running.is_interrupted()
     };
-    let answer = engine.answer(prompt, request, stream)?;
+    let mut prefill = engine.prefill(prompt, request.clone())?;
+    while prefill.advance()? != Advance::Done {
+        running.check()?;
+    }
+    let answer = prefill.answer(stream)?;
+    drop(running);
     if let Some(error) = failed {
         return Err(NotPrinted(error).into());
     }
@@ -369,10 +380,10 @@ fn comparison_table(comparison: &[Comparison], policy: &Policy) -> String {
     };
     let positions = comparison.first().map_or(0, |row| row.positions);
     let note = format!(
-        "Speed-up is of TTFT, loading included. Charged are the documents' rows (tokens x layers) that were computed, a first pass\n\
-         of the question included. KL divergence (nats, mean) and share of equal likeliest tokens are\n\
-         over vanilla's own first {}, fed to every method.{evict}\n",
+        "The table is measured anew, after the answers above. Speed-up is of TTFT, loading included. Charged are the documents' rows \
+         (tokens x layers) that were computed, a first pass of the question included. KL divergence (nats, mean) and share of equal \
+         likeliest tokens are over vanilla's own first {}, fed to every method.{evict}\n",
         count(positions, "answer token")
     );
-    format!("{}{}", table.text(), paint("2", &note, &io::stdout()))
+    format!("{}{}", table.text(), paint("2", &broken(&note, &io::stdout()), &io::stdout()))
 }

@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use anyhow::Result;
 use refrain::engine::{Document, Engine, GenerateRequest, Instructions, Sampling};
 use refrain::model::Message;
+use rustyline::error::ReadlineError;
+use rustyline::history::MemHistory;
+use rustyline::{Config, Editor};
 
 use crate::args;
 use crate::ask::{answer, as_json};
@@ -13,8 +16,9 @@ use crate::documents::read_documents;
 use crate::ingest::ingest_to_answer;
 use crate::limits::{check_biases, with_room};
 use crate::methods::{self, Method, Policy};
-use crate::output::{NotPrinted, count, paint, print, print_json, report};
+use crate::output::{NotPrinted, count, paint, print_json, report};
 use crate::settings::Context;
+use crate::signals::{Interrupt, Interrupted};
 
 const HELP: &str = "\
 /docs PATH     answer from these documents too
@@ -22,7 +26,8 @@ const HELP: &str = "\
 /evict NAME    decode with this eviction policy, for example /evict morph_kv:capacity=600
 /new           forget what was said
 /help          this list
-/quit          leave; the end of input does the same
+/quit          leave; the end of input (Ctrl-D) does the same
+Ctrl-C stops an answer. Arrow keys edit the line and bring earlier ones back.
 ";
 
 /// Most bytes of keys and values that are kept of earlier turns.
@@ -38,29 +43,80 @@ pub(crate) fn run(context: &Context, args: &args::Chat) -> Result<()> {
     let engine = context.open_engine(&around)?.with_prefix_cache(PREFIX_CACHE);
     check_biases(&engine, &sampling)?;
     let speculative_tokens = args.speculation.num_speculative_tokens;
-    let mut chat =
-        Chat { context, engine, method, policy, sampling, speculative_tokens, documents: Vec::new(), around };
+    let mut input = Input::open(io::stdin().is_terminal() && !context.json)?;
+    let interrupt = input.interrupt()?;
+    let mut chat = Chat {
+        context,
+        engine,
+        method,
+        policy,
+        sampling,
+        speculative_tokens,
+        documents: Vec::new(),
+        around,
+        interrupt,
+    };
     chat.add(documents)?;
-    let talking = io::stdin().is_terminal() && !context.json;
+    let talking = matches!(input, Input::Person(_));
     if talking {
         context.say(&paint("2", &format!("{}. /help lists commands.", chat.state()), &io::stderr()));
     }
-    let mut lines = io::stdin().lock().lines();
-    loop {
-        if talking {
-            print(&paint("1;36", "> ", &io::stdout()))?;
-        }
-        let Some(line) = lines.next().transpose()? else {
-            return if talking { print("\n") } else { Ok(()) };
-        };
+    while let Some(line) = input.line(context)? {
         match chat.turn(line.trim()) {
             Ok(true) => {}
             Ok(false) => return Ok(()),
+            Err(error) if error.is::<Interrupted>() => context.say(&error.to_string()),
             // A person can try again and a script should stop. A closed standard output ends the chat.
             Err(error) if talking && !error.is::<NotPrinted>() => {
                 report(&error, false);
             }
             Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Where lines come from.
+enum Input {
+    /// A person, who edits them and brings earlier ones back.
+    Person(Box<Editor<(), MemHistory>>),
+    Script(io::Lines<io::StdinLock<'static>>),
+}
+
+impl Input {
+    fn open(is_person: bool) -> Result<Input> {
+        if !is_person {
+            return Ok(Input::Script(io::stdin().lock().lines()));
+        }
+        let config = Config::builder().auto_add_history(true).build();
+        Ok(Input::Person(Box::new(Editor::with_history(config, MemHistory::new())?)))
+    }
+
+    /// Stops answers of a person's chat. A script's ends with the first Ctrl-C, as other programs do.
+    fn interrupt(&self) -> io::Result<Interrupt> {
+        match self {
+            Input::Person(_) => Interrupt::listen(),
+            Input::Script(_) => Ok(Interrupt::default()),
+        }
+    }
+
+    /// The next line; none at the end of input, or after Ctrl-C twice.
+    fn line(&mut self, context: &Context) -> Result<Option<String>> {
+        let editor = match self {
+            Input::Person(editor) => editor,
+            Input::Script(lines) => return Ok(lines.next().transpose()?),
+        };
+        let prompt = ("> ", paint("1;36", "> ", &io::stdout()));
+        let mut is_second = false;
+        loop {
+            match editor.readline(&prompt) {
+                Ok(line) => return Ok(Some(line)),
+                Err(ReadlineError::Eof) => return Ok(None),
+                Err(ReadlineError::Interrupted) if is_second => return Ok(None),
+                Err(ReadlineError::Interrupted) => context.say("Ctrl-D, /quit or another Ctrl-C leaves."),
+                Err(error) => return Err(error.into()),
+            }
+            is_second = true;
         }
     }
 }
@@ -75,6 +131,7 @@ struct Chat<'a> {
     around: Instructions,
     /// Most tokens that are proposed at a time.
     speculative_tokens: usize,
+    interrupt: Interrupt,
 }
 
 impl Chat<'_> {
@@ -140,7 +197,8 @@ impl Chat<'_> {
             true => "ask a shorter question, or give fewer documents",
             false => "/new forgets what was said",
         };
-        let answer = answer(self.context, &self.engine, &prompt, (&self.method, &self.policy), &request)
+        let asked = (&self.method, &self.policy);
+        let answer = answer(self.context, &self.engine, &prompt, asked, &request, &self.interrupt)
             .map_err(|error| with_room(error, "--max-tokens", shorter))?;
         if self.context.json {
             print_json(&as_json(&self.method, &self.policy, &answer))?;

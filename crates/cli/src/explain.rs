@@ -2,6 +2,8 @@
 
 use refrain::engine::{AttendedToken, Explanation};
 
+use unicode_width::UnicodeWidthStr as _;
+
 use crate::output::one_line;
 
 /// Longest label shown, in characters.
@@ -16,9 +18,9 @@ pub(crate) fn explained(explanation: &Explanation, colour: bool) -> String {
     let cached = mark("taken from the cache", false, colour);
     let mut text = format!("What the question attends to most ({recomputed}, {cached}):\n");
     let labels: Vec<String> = explanation.tokens.iter().map(|token| short(&token.label)).collect();
-    let width = labels.iter().map(|label| label.chars().count()).max().unwrap_or(0);
+    let width = labels.iter().map(|label| label.width()).max().unwrap_or(0);
     for (token, label) in explanation.tokens.iter().zip(&labels) {
-        let space = " ".repeat(width - label.chars().count());
+        let space = " ".repeat(width - label.width());
         let share = format!("{:.1} %", 100.0 * token.share);
         let share = if share == "0.0 %" { "<0.1 %".to_owned() } else { share };
         text.push_str(&format!("{share:>7}  {label}{space}  {}\n", in_context(token, colour)));

@@ -16,6 +16,7 @@ use crate::limits::{check_biases, with_room};
 use crate::methods;
 use crate::output::{NotPrinted, bytes, number, paint, percent, plain, print_json};
 use crate::settings::Context;
+use crate::table::columns;
 
 /// `refrain generate`
 pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
@@ -180,8 +181,7 @@ fn broken(text: &str, width: usize) -> Option<(&str, &str)> {
 
 /// Columns of the terminal.
 fn terminal_width() -> usize {
-    let size = terminal_size::terminal_size_of(io::stderr());
-    size.map_or(80, |(terminal_size::Width(columns), _)| usize::from(columns))
+    columns(&io::stderr()).unwrap_or(80)
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! Printing: standard output that may be a broken pipe, errors with hints, progress bars, colours, quantities.
 
+use std::borrow::Cow;
 use std::io::{self, BufRead, ErrorKind, IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -8,6 +10,9 @@ use std::time::Duration;
 use anyhow::Result;
 use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
 use serde::Serialize;
+use textwrap::Options;
+
+use crate::table::columns;
 
 /// An error of the program itself, with a hint.
 #[derive(Debug)]
@@ -183,9 +188,17 @@ pub(crate) fn confirmed(json: bool, all: bool, number: usize, question: &str) ->
     }
 }
 
-/// Prints a line to standard error. A closed standard error is no failure.
+/// Prints a line to standard error, broken between words where that is a narrower terminal. A closed standard error is no failure.
 pub(crate) fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = writeln!(io::stderr(), "{}", broken(text, &io::stderr()));
+}
+
+/// Text whose lines are broken between words where `stream` is a terminal that is narrower.
+pub(crate) fn broken<'a>(text: &'a str, stream: &impl AsFd) -> Cow<'a, str> {
+    match columns(stream) {
+        Some(columns) => Cow::Owned(textwrap::fill(text, Options::new(columns).break_words(false))),
+        None => Cow::Borrowed(text),
+    }
 }
 
 /// Progress and remarks on standard error.

@@ -89,7 +89,8 @@ pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
         if context.json {
             print_json(&json!({ "url": url, "model": context.global.model }))?;
         } else {
-            print(&format!("{} at {url}/v1 (Ctrl-C ends it)\n", context.global.model))?;
+            let model = &context.global.model;
+            print(&format!("{model} answers at {url}/v1 (OpenAI's interface), with a page at {url}/ (Ctrl-C ends it)\n"))?;
         }
         listener.serve(app, stop_signal()).await;
         context.say("stopped");

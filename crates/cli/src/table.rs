@@ -1,5 +1,14 @@
 //! Small aligned tables.
 
+use std::io;
+use std::os::fd::AsFd;
+
+use terminal_size::{Width, terminal_size_of};
+use unicode_width::UnicodeWidthStr as _;
+
+/// Columns of words are not made narrower than this.
+const NARROWEST: usize = 14;
+
 /// A table: the first column and those of words to the left, numbers to the right.
 #[derive(Debug)]
 pub(crate) struct Table {
@@ -23,17 +32,32 @@ impl Table {
         self.rows.push(row);
     }
 
+    /// Cells that each column has room for, where none is broken.
     fn widths(&self) -> Vec<usize> {
         let width = |column: usize| {
-            let cells = self.rows.iter().map(|row| row[column].chars().count());
-            cells.chain([self.header[column].chars().count()]).max().unwrap_or(0)
+            let cells = self.rows.iter().map(|row| row[column].width());
+            cells.chain([self.header[column].width()]).max().unwrap_or(0)
         };
         (0..self.header.len()).map(width).collect()
     }
 
+    /// Widths that fit into `columns` of a terminal: the widest columns of words but for the first one are broken to make room.
+    fn widths_within(&self, columns: usize) -> Vec<usize> {
+        let mut widths = self.widths();
+        loop {
+            let all: usize = widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
+            let broken = (1..widths.len()).filter(|column| self.left[*column] && widths[*column] > NARROWEST);
+            let widest = broken.max_by_key(|column| widths[*column]);
+            match (all.checked_sub(columns), widest) {
+                (None | Some(0), _) | (_, None) => return widths,
+                (Some(_), Some(widest)) => widths[widest] -= 1,
+            }
+        }
+    }
+
     fn line<S: AsRef<str>>(&self, cells: &[S], widths: &[usize], between: &str) -> String {
         let pad = |(column, cell): (usize, &S)| {
-            let space = " ".repeat(widths[column].saturating_sub(cell.as_ref().chars().count()));
+            let space = " ".repeat(widths[column].saturating_sub(cell.as_ref().width()));
             if self.left[column] {
                 format!("{}{space}", cell.as_ref())
             } else {
@@ -43,15 +67,28 @@ impl Table {
         cells.iter().enumerate().map(pad).collect::<Vec<_>>().join(between)
     }
 
-    /// For people.
+    /// A row on as many lines as its longest broken cell takes.
+    fn lines<S: AsRef<str>>(&self, cells: &[S], widths: &[usize]) -> String {
+        let broken: Vec<Vec<_>> =
+            cells.iter().zip(widths).map(|(cell, width)| textwrap::wrap(cell.as_ref(), *width)).collect();
+        let lines = broken.iter().map(Vec::len).max().unwrap_or(0);
+        let line = |index: usize| {
+            let cells: Vec<&str> =
+                broken.iter().map(|cell| cell.get(index).map_or("", |part| part.as_ref())).collect();
+            format!("{}\n", self.line(&cells, widths, "  ").trim_end())
+        };
+        (0..lines).map(line).collect()
+    }
+
+    /// For people: as wide as it is, or where standard output is a terminal, as wide as that if columns of words leave room.
     pub(crate) fn text(&self) -> String {
-        let widths = self.widths();
-        let mut out = format!("{}\n", self.line(&self.header, &widths, "  ").trim_end());
-        for row in &self.rows {
-            out.push_str(self.line(row, &widths, "  ").trim_end());
-            out.push('\n');
-        }
-        out
+        self.text_within(columns(&io::stdout()))
+    }
+
+    fn text_within(&self, columns: Option<usize>) -> String {
+        let widths = columns.map_or_else(|| self.widths(), |columns| self.widths_within(columns));
+        let rows = self.rows.iter().map(|row| self.lines(row, &widths));
+        self.lines(&self.header, &widths) + &rows.collect::<String>()
     }
 
     /// For documents.
@@ -70,8 +107,26 @@ impl Table {
     }
 }
 
+/// Columns of a stream that is a terminal.
+pub(crate) fn columns(stream: &impl AsFd) -> Option<usize> {
+    terminal_size_of(stream).map(|(Width(columns), _)| usize::from(columns))
+}
+
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn columns_of_words_are_broken_for_a_narrow_terminal() {
+        let mut table = super::Table::new(&["<name", "size", "<what it is"]);
+        table.push(vec!["a".into(), "7".into(), "words that are more than fit".into()]);
+        table.push(vec!["日本".into(), "12".into(), "few".into()]);
+        assert_eq!(
+            table.text_within(Some(30)),
+            "name  size  what it is\na        7  words that are\n            more than fit\n日本    12  few\n"
+        );
+        assert_eq!(table.text_within(Some(10)), table.text_within(Some(26)), "numbers and names stay whole");
+        assert!(table.text_within(None).contains("words that are more than fit"));
+    }
+
     #[test]
     fn columns_are_aligned() {
         let mut table = super::Table::new(&["<method", "ms"]);

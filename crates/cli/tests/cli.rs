@@ -633,6 +633,22 @@ fn a_chat_remembers_and_ends_with_its_input() {
     assert!(tokens(&answers[1]) > tokens(&answers[0]), "the first turn is part of the second prompt");
 }
 
+/// A person's terminal: lines are edited, and Ctrl-C stops an answer and not the chat.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_person_chats_at_a_terminal() {
+    if !real_model() {
+        return;
+    }
+    let home = Home::new();
+    let mut person = Command::new(serve::python());
+    home.settle(&mut person)
+        .arg(book::root().join("tests/e2e/chat.py"))
+        .args([env!("CARGO_BIN_EXE_refrain"), "chat"]);
+    let ran = Ran::of(person.output().unwrap()).good();
+    assert_eq!(ran.out, "ok\n");
+}
+
 #[test]
 fn time_to_first_token_is_measured() {
     if !real_model() {

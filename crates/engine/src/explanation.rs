@@ -121,15 +121,18 @@ impl Engine {
         let chunk = spans.iter().position(|span| span.contains(position))?;
         let tokens = &prompt.chunks[chunk].tokens;
         let at = (position - spans[chunk].start) as usize;
-        let text = |from: usize, to: usize| self.tokenizer().decode(&tokens[from..to], false);
+        let texts = self.texts(tokens);
+        // The last token of a character has its text.
+        let whole = texts[at..].iter().position(|text| !text.is_empty()).map_or(at, |further| at + further);
+        let end = (at + 1 + CONTEXT).min(tokens.len()).max(whole + 1);
         Some(AttendedToken {
             position,
             share,
             chunk,
             label: prompt.chunks[chunk].label(),
-            before: text(at.saturating_sub(CONTEXT), at),
-            text: text(at, at + 1),
-            after: text(at + 1, (at + 1 + CONTEXT).min(tokens.len())),
+            before: texts[at.saturating_sub(CONTEXT)..at].concat(),
+            text: texts[whole].clone(),
+            after: texts[whole + 1..end].concat(),
             recomputed,
         })
     }

@@ -64,6 +64,14 @@ impl Prefill {
         self.first_token().map(|first| first.sequence)
     }
 
+    /// Does what is left, and decodes the answer to its end. `stream` is told of every token and returns whether to go on.
+    ///
+    /// # Errors
+    /// As of [`Prefill::advance`], or if a step of decoding fails.
+    pub fn answer(self, mut stream: impl FnMut(TokenEvent<'_>) -> bool) -> Result<Answer> {
+        generate(self.run()?.sequence, &mut stream)
+    }
+
     /// Does all of it.
     pub(crate) fn run(mut self) -> Result<FirstToken> {
         while self.advance()? != Advance::Done {}
@@ -122,10 +130,9 @@ impl Engine {
         &self,
         prompt: &Prompt,
         request: &GenerateRequest,
-        mut stream: impl FnMut(TokenEvent<'_>) -> bool,
+        stream: impl FnMut(TokenEvent<'_>) -> bool,
     ) -> Result<Answer> {
-        let sequence = self.prefill(prompt, request.clone())?.run()?.sequence;
-        generate(sequence, &mut stream)
+        self.prefill(prompt, request.clone())?.answer(stream)
     }
 }
 

@@ -267,6 +267,6 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-fn root() -> PathBuf {
+pub(super) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }

@@ -71,7 +71,7 @@ impl Server {
     }
 }
 
-fn python() -> String {
+pub(super) fn python() -> String {
     std::env::var("REFRAIN_PYTHON").unwrap_or_else(|_| "python3".to_owned())
 }
 
