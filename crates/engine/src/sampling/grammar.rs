@@ -20,6 +20,12 @@ use crate::{Error, Result};
 /// writing white space until the end of their answer.
 const JSON_SPACE: &str = r"\n[ \t]{0,64}|[ ]{1,4}";
 
+/// Most characters of an error's reason, which may quote the grammar.
+const MAX_REASON: usize = 300;
+
+/// The name that `llguidance` gives to a mask without a token.
+const NO_TOKEN: &str = "NoExtensionBias";
+
 /// Most texts of a choice.
 const MAX_CHOICES: usize = 4096;
 
@@ -114,9 +120,11 @@ impl Grammar {
     /// left.
     ///
     /// # Errors
-    /// If the grammar takes more steps or memory than its bounds allow.
+    /// If the grammar takes more steps or memory than its bounds allow, or no token may come next.
     pub fn mask(&mut self, logits: &mut [f32]) -> Result<()> {
-        let allowed = self.0.compute_mask_or_eos().map_err(too_complex)?;
+        let allowed = self.0.compute_mask_or_eos();
+        let allowed =
+            allowed.map_err(|error| refused(error, "no text that goes on from here satisfies it"))?;
         let mut words = allowed.as_slice().iter();
         for logits in logits.chunks_mut(u32::BITS as usize) {
             let word = words.next().copied().unwrap_or(0);
@@ -140,7 +148,7 @@ impl Grammar {
         if self.0.is_stopped() && !self.0.is_error() {
             return Ok(());
         }
-        self.0.consume_token(token).map_err(too_complex)
+        self.0.consume_token(token).map_err(|error| wrong(&error))
     }
 
     /// Whether nothing but an end token may come next.
@@ -149,8 +157,24 @@ impl Grammar {
     }
 }
 
-fn too_complex(error: impl fmt::Display) -> Error {
-    Error::Grammar { reason: error.to_string() }
+/// The error of a grammar, whose reason is cut at [`MAX_REASON`].
+fn wrong(reason: &dyn fmt::Display) -> Error {
+    let reason = reason.to_string();
+    // The mark of an error that leaves out the parser's state.
+    let reason = reason.trim_end().trim_end_matches("<non-verbose/>").trim_end();
+    let reason = match reason.char_indices().nth(MAX_REASON) {
+        Some((end, _)) => format!("{}…", &reason[..end]),
+        None => reason.to_owned(),
+    };
+    Error::Grammar { reason }
+}
+
+/// The error of a mask, which is `no_token` where no token may come next.
+fn refused(error: impl fmt::Display, no_token: &str) -> Error {
+    match error.to_string() {
+        reason if reason.starts_with(NO_TOKEN) => wrong(&no_token),
+        reason => wrong(&reason),
+    }
 }
 
 /// Compiles grammars for a tokenizer.
@@ -178,27 +202,26 @@ impl GrammarCompiler {
         let vocab = tokenizer.vocab_size() as u32;
         let ends: Vec<u32> = ends.iter().copied().filter(|end| *end < vocab).collect();
         let Some(end) = ends.first() else {
-            return Err(Error::Grammar { reason: "the model has no token that ends an answer".to_owned() });
+            return Err(wrong(&"the model has no token that ends an answer"));
         };
         let words: Vec<Vec<u8>> = (0..vocab).map(word).collect();
         let trie = TokTrie::from(&TokRxInfo::new(vocab, *end), &words).with_eos_tokens(&ends);
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let slices = SlicedBiasComputer::general_slices();
         let factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices);
-        let mut factory = factory.map_err(too_complex)?;
+        let mut factory = factory.map_err(|error| wrong(&error))?;
         factory.quiet().limits_mut().verbose_errors = false;
         Ok(GrammarCompiler(factory))
     }
 
     /// # Errors
-    /// If the grammar is wrong, or takes more steps or memory than its bounds allow.
+    /// If the grammar is wrong, takes more steps or memory than its bounds allow, or no text satisfies it.
     pub(crate) fn compile(&self, output: &StructuredOutput) -> Result<Grammar> {
-        let fail = |reason: String| Error::Grammar { reason };
-        let grammar = output.grammar().map_err(fail)?;
-        let matcher = Matcher::new(self.0.create_parser(grammar));
-        match matcher.get_error() {
-            Some(error) => Err(fail(error)),
-            None => Ok(Grammar(matcher)),
-        }
+        let grammar = output.grammar().map_err(|reason| wrong(&reason))?;
+        let mut matcher = Matcher::new(self.0.create_parser(grammar));
+        // The matcher keeps this mask for the first token of an answer.
+        let first = matcher.compute_mask_or_eos();
+        first.map_err(|error| refused(error, "no text satisfies this schema or grammar"))?;
+        Ok(Grammar(matcher))
     }
 }

@@ -128,6 +128,7 @@ fn a_compiled_grammar_serves_many_answers() {
 
 #[test]
 fn wrong_grammars_are_refused() {
+    const NO_TEXT: &str = "no text satisfies this schema or grammar";
     let engine = engine(&tiny("llama"), exact(Dtype::F32));
     for (output, named) in [
         (StructuredOutput::Regex("(".to_owned()), ""),
@@ -139,9 +140,17 @@ fn wrong_grammars_are_refused() {
         (StructuredOutput::JsonSchema(json!({"$ref": "https://example.org/schema"})), "example.org"),
         (StructuredOutput::JsonSchema(json!({"type": "array", "uniqueItems": true})), "uniqueItems"),
         (StructuredOutput::JsonSchema(json!({"properties": {"price": {"pattern": "^(?!a)b"}}})), "\"price\""),
+        (StructuredOutput::JsonSchema(json!({"$ref": "#"})), NO_TEXT),
+        (StructuredOutput::Regex(r"[^\s\S]".to_owned()), NO_TEXT),
+        (StructuredOutput::Lark("start: start".to_owned()), NO_TEXT),
+        (StructuredOutput::Lark(format!("start: {}", "missing".repeat(1000))), "missing"),
+        (StructuredOutput::JsonSchema(json!({"pattern": "(?!a)b".repeat(1000)})), "pattern"),
     ] {
         match engine.grammar(&output) {
-            Err(Error::Grammar { reason }) => assert!(reason.contains(named), "{output:?}: {reason}"),
+            Err(Error::Grammar { reason }) => {
+                assert!(reason.contains(named), "{output:?}: {reason}");
+                assert!(reason.chars().count() <= 301 && !reason.contains("<non-verbose/>"), "{reason}");
+            }
             other => panic!("{output:?}: {other:?}"),
         }
     }
