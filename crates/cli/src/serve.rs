@@ -124,6 +124,7 @@ fn options(context: &Context, args: &args::Serve) -> Result<Options> {
     options.allowed_hosts = args.allowed_hosts.iter().map(|name| name.to_ascii_lowercase()).collect();
     (options.is_local, options.document_quota) = (args.host.is_loopback(), args.document_quota);
     (options.folder, options.sync_interval) = (Some(context.store.clone()), context.sync_interval());
+    options.metrics_auth = args.metrics_auth;
     if let Some(path) = &args.api_key_file {
         options.api_keys = ApiKeys::read(path)?;
         if options.api_keys.is_empty() {

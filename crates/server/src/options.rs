@@ -82,6 +82,8 @@ pub struct Options {
     pub shutdown_timeout: Duration,
     /// The API keys that are accepted. Where there are none, no request needs a key.
     pub api_keys: ApiKeys,
+    /// Whether `/metrics` needs an API key, where requests do.
+    pub metrics_auth: bool,
     /// The secret from which the namespaces of API keys are derived, and with which a gateway signs whose a request is.
     pub namespace_key: Option<NamespaceKey>,
     /// Folder of the stored documents; without one they are held in memory.
@@ -116,6 +118,7 @@ impl Options {
             body_timeout: Duration::from_secs(30),
             shutdown_timeout: Duration::from_secs(30),
             api_keys: ApiKeys::default(),
+            metrics_auth: false,
             namespace_key: None,
             folder: None,
             sync_interval: Some(Duration::from_secs(5)),

@@ -437,6 +437,7 @@ fn guarded() -> (Router, TempDir, [String; 2]) {
     options.api_keys = ApiKeys::read(&path).unwrap();
     options.namespace_key = Some(NamespaceKey::of_folder(folder.path()).unwrap());
     options.folder = Some(folder.path().to_owned());
+    options.metrics_auth = true;
     let store = Store::open(folder.path().join("chunks"), 1 << 28).unwrap();
     (router(App::new(engine(store), options).unwrap()), folder, keys)
 }
@@ -445,15 +446,19 @@ fn guarded() -> (Router, TempDir, [String; 2]) {
 async fn who_has_no_key_is_kept_out_and_who_has_one_sees_only_their_own() {
     let (router, _folder, [anna, bob]) = guarded();
     for key in [None, Some("sk-refrain-0"), Some("")] {
-        for (method, path) in
-            [("POST", "/v1/chat/completions"), ("GET", "/v1/documents"), ("GET", "/v1/models")]
-        {
+        for (method, path) in [
+            ("POST", "/v1/chat/completions"),
+            ("GET", "/v1/documents"),
+            ("GET", "/v1/models"),
+            ("GET", "/metrics"),
+        ] {
             let response = ask(&router, method, path, key, Value::Null).await;
             assert_eq!(response.headers()[header::WWW_AUTHENTICATE], "Bearer");
             assert_eq!(refused(response).await.1["type"], "authentication_error");
         }
     }
     assert_eq!(ask(&router, "GET", "/health", None, Value::Null).await.status(), 200);
+    assert_eq!(ask(&router, "GET", "/metrics", Some(&bob), Value::Null).await.status(), 200);
     let secret = json!({ "title": "Secret", "text": "The treasure lies under the old oak." });
     let added = value(ask(&router, "POST", "/v1/documents", Some(&anna), secret.clone()).await).await;
     let path = format!("/v1/documents/{}", added["data"][0]["id"].as_str().unwrap());

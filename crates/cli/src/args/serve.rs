@@ -37,6 +37,9 @@ pub(crate) struct Serve {
     /// File of the accepted API keys (`refrain key new`); without it, no request needs a key
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) api_key_file: Option<PathBuf>,
+    /// Needs an API key for /metrics, too
+    #[arg(long, requires = "api_key_file")]
+    pub(crate) metrics_auth: bool,
     /// Certificate chain (PEM) for TLS
     #[arg(long, value_name = "FILE", requires = "ssl_keyfile", value_hint = ValueHint::FilePath)]
     pub(crate) ssl_certfile: Option<PathBuf>,

@@ -1,7 +1,7 @@
 //! The model, the methods, and the state of the server.
 
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use refrain::eviction::POLICIES;
 use refrain::fusion::METHODS;
@@ -174,14 +174,18 @@ pub(super) async fn ready(State(app): State<App>) -> Response {
     }
 }
 
-/// Metrics for Prometheus.
+/// Metrics for Prometheus. With `--metrics-auth` they need an API key.
 #[utoipa::path(
-    get, path = "/metrics", security(()),
+    get, path = "/metrics", security((), ("api_key" = [])),
     responses(
         (status = 200, description = "Metrics in the text format of OpenMetrics", body = String, content_type = "application/openmetrics-text"),
+        (status = "4XX", description = "The request is refused", body = ErrorResponse),
     ),
 )]
-pub(super) async fn metrics(State(app): State<App>) -> Result<Response> {
+pub(super) async fn metrics(State(app): State<App>, headers: HeaderMap) -> Result<Response> {
+    if app.state.options.metrics_auth {
+        app.tenant(&headers)?;
+    }
     let text =
         spawn_blocking(move || Ok(app.state.metrics.text(&app.state.engine, &app.state.corpus))).await?;
     let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
