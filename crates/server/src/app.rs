@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 
 use axum::http::{HeaderMap, StatusCode};
 use refrain::corpus::{Corpus, LocalDocuments, SyncThread, open_documents};
@@ -10,7 +11,6 @@ use refrain::eviction::{Eviction, POLICIES};
 use refrain::fusion::{FusionMethod, METHODS};
 use refrain::registry::Selected;
 use serde_json::Value;
-use tokio::sync::Semaphore;
 
 use crate::api_error::{ApiError, Result};
 use crate::blocking::spawn_permitted;
@@ -20,6 +20,7 @@ use crate::error::Error;
 use crate::gateway::{HeldLog, TENANT_HEADER, signed_tenant};
 use crate::metrics::Metrics;
 use crate::options::{Limits, Options};
+use crate::permits::Permits;
 use crate::queue::MAX_INGESTS;
 use crate::scheduler::Scheduler;
 use crate::tenant::Tenant;
@@ -27,7 +28,11 @@ use crate::tenant::Tenant;
 /// Most requests that are tokenised or parsed at a time.
 const MAX_PREPROCESSING: usize = 2;
 
-/// Most requests whose files are read at a time. A PDF may take minutes, which must not hold up [`App::preprocess`].
+/// Most grammars that are compiled at a time. Time is exponential in the intersections of a grammar (20 s for fourteen), and `llguidance` counts its
+/// fuel only afterwards, so that lower bounds would refuse schemas and save no time. That must not hold up [`App::preprocess`] either.
+const MAX_COMPILING: usize = 2;
+
+/// Most files that are read at a time. A PDF may take minutes, which must not hold up [`App::preprocess`].
 const MAX_READING: usize = 2;
 
 /// A server without a socket. A clone is cheap and shares everything.
@@ -49,8 +54,9 @@ pub(crate) struct ServerState {
     pub(crate) started: u64,
     /// Bytes of bodies that are being received, or are held.
     pub(crate) bytes_in_flight: Arc<AtomicUsize>,
-    preprocessing: Arc<Semaphore>,
-    reading: Arc<Semaphore>,
+    preprocessing: Permits,
+    compiling: Permits,
+    reading: Permits,
     is_stopping: AtomicBool,
 }
 
@@ -106,6 +112,9 @@ impl App {
         // A gateway with the namespace key sends requests of several keys, which it has checked itself.
         let has_keys = !options.api_keys.is_empty() || options.namespace_key.is_some();
         let limits = within_device(&engine, Limits { has_keys, ..options.limits.clone() })?;
+        let permits = |limit| Permits::new(limit, limits.of_key(limit));
+        let (preprocessing, compiling) = (permits(MAX_PREPROCESSING), permits(MAX_COMPILING));
+        let reading = permits(MAX_READING);
         let own = engine.settings().namespace.clone();
         let scheduler = Scheduler::start(limits, metrics.clone(), own).map_err(Error::Thread)?;
         let state = ServerState {
@@ -118,34 +127,54 @@ impl App {
             held: HeldLog::new(),
             started: unix_seconds(),
             bytes_in_flight: Arc::default(),
-            preprocessing: Arc::new(Semaphore::new(MAX_PREPROCESSING)),
-            reading: Arc::new(Semaphore::new(MAX_READING)),
+            preprocessing,
+            compiling,
+            reading,
             is_stopping: AtomicBool::new(false),
         };
         Ok(App { state: Arc::new(state) })
     }
 
-    /// Runs `work`, such as tokenising, which takes time and memory before the scheduler knows of the request. Only few
-    /// requests do so at a time, also when their clients have left.
+    /// Runs `work` of the key with this namespace, such as tokenising, which takes time and memory before the scheduler knows of the request.
+    /// Only few requests do so at a time, also when their clients have left, and keys take turns.
     ///
     /// # Errors
     /// If its turn does not come within [`Limits::request_timeout`], or `work` fails.
     pub(crate) async fn preprocess<T: Send + 'static>(
         &self,
+        namespace: &str,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        spawn_permitted((&self.state.preprocessing, self.state.options.limits.request_timeout), work).await
+        let limit = self.state.options.limits.request_timeout;
+        spawn_permitted((&self.state.preprocessing, namespace), limit, work).await
     }
 
-    /// Runs `work`, which reads the files of a request. Only few requests do so at a time, also when their clients have left.
+    /// Runs `work` of the key with this namespace, which compiles a grammar. Only few grammars are compiled at a time, also when their clients have
+    /// left, and keys take turns.
     ///
     /// # Errors
     /// If its turn does not come within [`Limits::request_timeout`], or `work` fails.
-    pub(crate) async fn read_files<T: Send + 'static>(
+    pub(crate) async fn compile_grammar<T: Send + 'static>(
         &self,
+        namespace: &str,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        spawn_permitted((&self.state.reading, self.state.options.limits.request_timeout), work).await
+        let limit = self.state.options.limits.request_timeout;
+        spawn_permitted((&self.state.compiling, namespace), limit, work).await
+    }
+
+    /// Runs `work` of the key with this namespace, which reads a file of a request. Only few files are read at a time, also when their clients have
+    /// left, and keys take turns.
+    ///
+    /// # Errors
+    /// If its turn does not come within `limit`, or `work` fails.
+    pub(crate) async fn read_file<T: Send + 'static>(
+        &self,
+        namespace: &str,
+        limit: Duration,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        spawn_permitted((&self.state.reading, namespace), limit, work).await
     }
 
     /// The tenant whom a gateway has signed a request of.
@@ -234,10 +263,10 @@ impl App {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::channel;
-    use std::time::Duration;
 
     use axum::body::Body;
     use axum::http::{Request, header};
+    use refrain::store::NamespaceKey;
     use serde_json::json;
     use tokio::sync::mpsc::unbounded_channel;
     use tokio::time::timeout;
@@ -250,7 +279,10 @@ mod tests {
     #[tokio::test]
     async fn bodies_count_as_in_flight_until_their_requests_are_preprocessed() {
         let app = App::new(tiny_engine(), Options::new("tiny")).unwrap();
-        let permits = app.state.preprocessing.acquire_many(MAX_PREPROCESSING as u32).await.unwrap();
+        let mut permits = Vec::new();
+        for _ in 0..MAX_PREPROCESSING {
+            permits.push(app.state.preprocessing.acquire("").await.unwrap());
+        }
         let in_flight = || app.state.bytes_in_flight.load(Relaxed);
         let send = |path: &str, body: &str| {
             let request = Request::post(path).header(header::CONTENT_TYPE, "application/json");
@@ -281,6 +313,19 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn one_keys_work_leaves_room_for_another_keys() {
+        let key: NamespaceKey = "5e".repeat(32).parse().unwrap();
+        let options = Options { namespace_key: Some(key), ..Options::new("tiny") };
+        let app = App::new(tiny_engine(), options).unwrap();
+        for permits in [&app.state.preprocessing, &app.state.compiling, &app.state.reading] {
+            let _held = permits.acquire("crowd").await.unwrap();
+            let mut second = Box::pin(permits.acquire("crowd"));
+            assert!(timeout(Duration::from_millis(10), &mut second).await.is_err());
+            timeout(Duration::from_secs(60), permits.acquire("other")).await.unwrap().unwrap();
+        }
+    }
+
+    #[tokio::test]
     async fn requests_whose_clients_have_left_count_until_their_preprocessing_ends() {
         let app = App::new(tiny_engine(), Options::new("tiny")).unwrap();
         let (began, mut begun) = unbounded_channel();
@@ -294,13 +339,13 @@ mod tests {
                     let _ = released.recv();
                     Ok(())
                 };
-                app.preprocess(work).await
+                app.preprocess("", work).await
             });
             begun.recv().await.unwrap();
             request.abort();
             assert!(request.await.unwrap_err().is_cancelled());
         }
-        let mut third = Box::pin(app.preprocess(|| Ok(3)));
+        let mut third = Box::pin(app.preprocess("", || Ok(3)));
         assert!(timeout(Duration::from_millis(200), &mut third).await.is_err(), "the first two still work");
         drop(releases.pop());
         assert_eq!(timeout(Duration::from_secs(60), third).await.unwrap().unwrap(), 3);

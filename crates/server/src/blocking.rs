@@ -1,13 +1,12 @@
 //! Work that would hold up the threads of the runtime.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tracing::Span;
 
 use crate::api_error::{ApiError, Result};
+use crate::permits::Permits;
 
 /// Runs `work` on a thread that may block, within the current span.
 ///
@@ -21,18 +20,17 @@ pub(crate) async fn spawn_blocking<T: Send + 'static>(
     done.map_err(|error| ApiError::internal(&error))?
 }
 
-/// Runs `work` as [`spawn_blocking`] does once `permits` has one left, for which it waits for `limit` at most. The permit is the work's, which goes
-/// on where its client has left.
+/// Runs `work` as [`spawn_blocking`] does once `key` has one of `permits`, for which it waits for `limit` at most. Work whose client leaves
+/// before is not begun; work that has begun goes on, and keeps its permit.
 ///
 /// # Errors
 /// If no permit is left in time, or `work` fails or panics.
 pub(crate) async fn spawn_permitted<T: Send + 'static>(
-    (permits, limit): (&Arc<Semaphore>, Duration),
+    (permits, key): (&Permits, &str),
+    limit: Duration,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let permit = timeout(limit, permits.clone().acquire_owned()).await.map_err(|_| ApiError::timeout())?;
-    // The semaphores are never closed.
-    let permit = permit.map_err(|error| ApiError::internal(&error))?;
+    let permit = timeout(limit, permits.acquire(key)).await.map_err(|_| ApiError::timeout())??;
     spawn_blocking(move || {
         let _permit = permit;
         work()

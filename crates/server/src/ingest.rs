@@ -49,8 +49,11 @@ impl Ingest {
         unlimited: bool,
     ) -> Result<Ingest> {
         let (sender, events) = unbounded_channel();
-        let preprocessing = app.clone();
+        let (preprocessing, namespace) = (app.clone(), tenant.namespace().to_owned());
         let bytes = documents.iter().map(|document| document.title.len() + document.text.len()).sum();
+        if !unlimited {
+            app.state.scheduler.check_text(bytes)?;
+        }
         let held = (!unlimited).then(|| app.hold(bytes)).transpose()?;
         let arrived = Instant::now();
         let work = move || {
@@ -70,7 +73,7 @@ impl Ingest {
             scheduler.submit(&engine, jobs, arrived, timeout)?;
             Ok(Ingest { app, tenant, documents: new, _held: held, events })
         };
-        preprocessing.preprocess(work).await
+        preprocessing.preprocess(&namespace, work).await
     }
 
     /// Waits until the documents are prefilled, then stores and indexes them.

@@ -23,6 +23,7 @@ mod listener;
 mod metrics;
 mod options;
 mod origin;
+mod permits;
 mod queue;
 mod random;
 mod running;

@@ -20,6 +20,10 @@ use crate::queue::{JobBytes, Shared};
 /// Tokens that an answer may have, though the sequence then takes more than its part of the memory.
 const LEAST_DEFAULT_TOKENS: usize = 2048;
 
+/// Bytes of a text that a token stands for at most, on average over all that a request may have: texts of languages and of programs have 2 to 6. A
+/// text of more bytes is refused before it is tokenised, which takes a hundred times its memory.
+const BYTES_PER_TOKEN: usize = 8;
+
 /// The queue and the compute thread. A clone is cheap and shares both.
 #[derive(Clone)]
 pub(crate) struct Scheduler(Arc<Shared>);
@@ -43,6 +47,22 @@ impl Scheduler {
             return Ok(());
         }
         let message = format!("the request has {tokens} tokens, and may have {limit}");
+        Err(ApiError::too_large(message))
+    }
+
+    /// Checks the bytes of a request's texts before they are tokenised.
+    ///
+    /// # Errors
+    /// If they are more than [`BYTES_PER_TOKEN`] for each of [`Limits::max_tokens_per_request`].
+    pub(crate) fn check_text(&self, bytes: usize) -> Result<()> {
+        let tokens = self.0.limits.max_tokens_per_request;
+        let limit = tokens.saturating_mul(BYTES_PER_TOKEN);
+        if bytes <= limit {
+            return Ok(());
+        }
+        let message = format!(
+            "the request has {bytes} bytes of text, and may have {tokens} tokens and no more than {limit} bytes of text: send less"
+        );
         Err(ApiError::too_large(message))
     }
 

@@ -905,6 +905,32 @@ async fn requests_have_a_bound_of_tokens() {
     assert_eq!(refused(ask(&router, "POST", "/v1/completions", None, body).await).await.0, 413);
     let body = json!({ "prompt": "The bolt", "max_tokens": 5 });
     assert_eq!(ask(&router, "POST", "/v1/completions", None, body).await.status(), 200);
+    let words = "a stem bolt ".repeat(30);
+    let messages = |text: &str| json!([{ "role": "user", "content": text }]);
+    for (path, fits, exceeds) in [
+        ("/tokenize", json!({ "prompt": "A bolt" }), json!({ "prompt": words })),
+        ("/tokenize", json!({ "messages": messages("x") }), json!({ "messages": messages(&words) })),
+        ("/detokenize", json!({ "tokens": vec![5; 60] }), json!({ "tokens": vec![5; 61] })),
+    ] {
+        assert_eq!(ask(&router, "POST", path, None, fits).await.status(), 200, "{path}");
+        let (status, error) = refused(ask(&router, "POST", path, None, exceeds).await).await;
+        assert_eq!((status, &error["code"]), (413, &json!("too_large")), "{path}: {error}");
+    }
+    // Texts beyond all doubt are not tokenised.
+    let text = "x".repeat(481);
+    for (path, body) in [
+        ("/tokenize", json!({ "prompt": text })),
+        ("/tokenize", json!({ "messages": messages(&text) })),
+        ("/v1/completions", json!({ "prompt": text })),
+        ("/v1/chat/completions", json!({ "messages": messages(&text) })),
+        ("/v1/chat/completions", json!({ "messages": messages("x"), "documents": [{ "text": text }] })),
+        ("/v1/responses", json!({ "input": text })),
+        ("/v1/documents", json!({ "text": text })),
+    ] {
+        let (status, error) = refused(ask(&router, "POST", path, None, body).await).await;
+        let message = error["message"].as_str().unwrap();
+        assert!(status == 413 && message.contains("480 bytes"), "{path}: {error}");
+    }
 }
 
 /// Without a number, or with -1, an answer has as many tokens as the server says, and otherwise as the context leaves.

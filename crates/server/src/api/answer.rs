@@ -5,15 +5,18 @@ use std::time::Instant;
 
 use futures_util::stream::{self, SelectAll, Stream, StreamExt as _};
 use refrain::corpus::{Source, SourceFinder};
-use refrain::engine::{Engine, Grammar, Instructions, Prompt, PromptChunk, Sampling, StructuredOutput};
+use refrain::engine::{
+    Engine, Error as EngineError, Grammar, Instructions, Prompt, PromptChunk, Sampling, StructuredOutput,
+};
 use refrain::eviction::Eviction;
 use refrain::fusion::FusionMethod;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::details::AnswerContext;
 use super::extract::HeldBytes;
+use super::messages::Conversation;
 use super::parts::AnswerReader;
-use super::request::{CompletionRequest, ToolUse};
+use super::request::{CompletionRequest, Continued, Documents, ToolUse};
 use super::sources::{SourceResponse, sources};
 use crate::TEXT_LOG;
 use crate::api_error::{ApiError, Result};
@@ -38,7 +41,8 @@ struct Prepared {
     drawn: Drawn,
     /// How the answers to each prompt are sampled.
     samplings: Vec<Sampling>,
-    grammar: Option<(Grammar, &'static str)>,
+    /// The form that the answers are held to, and the field that it is of.
+    form: Option<(StructuredOutput, &'static str)>,
     echoed: Vec<String>,
 }
 
@@ -83,12 +87,14 @@ pub(super) async fn ask(
     app.state.scheduler.check_queue()?;
     let explain = options.explain;
     let (answers_each, arrived) = (request.answers(), held.since());
+    let namespace = tenant.namespace().to_owned();
     let work = {
         let (app, method, eviction) = (app.clone(), method.built.clone(), policy.built.clone());
         move || Ok((prepare(&app, tenant, &request, input, (&*method, &eviction))?, held))
     };
-    let (prepared, held) = app.preprocess(work).await?;
-    let Prepared { tenant, drawn: Drawn { prompts, sources, tools }, samplings, grammar, echoed } = prepared;
+    let (prepared, held) = app.preprocess(&namespace, work).await?;
+    let Prepared { tenant, drawn: Drawn { prompts, sources, tools }, samplings, form, echoed } = prepared;
+    let (grammar, held) = compile(app, &tenant, form, held).await?;
     let sampling = samplings.first().ok_or_else(lost)?;
     let context = AnswerContext {
         method: method.spec,
@@ -149,6 +155,7 @@ pub(super) async fn plan(
     request.check(&app.state.options.served_model_name)?;
     let method = app.method("refrain.method", request.refrain.method.as_ref())?;
     let whole_documents = !method.built.statistics().is_empty();
+    let namespace = tenant.namespace().to_owned();
     let work = {
         let app = app.clone();
         move || {
@@ -162,7 +169,7 @@ pub(super) async fn plan(
             Ok(ChunkPlan { chunks, prompt_tokens, charge })
         }
     };
-    app.preprocess(work).await
+    app.preprocess(&namespace, work).await
 }
 
 /// Tokenises a request, and finds the documents that its answer draws on.
@@ -176,6 +183,10 @@ fn draw(
     let engine = &tenant.engine;
     let conversation = (input == Input::Messages).then(|| request.conversation()).transpose()?;
     let continued = if conversation.is_none() { request.prompts()? } else { Vec::new() };
+    let asked = conversation.as_ref().map_or(0, Conversation::bytes);
+    let bytes = continued.iter().map(Continued::bytes).sum::<usize>()
+        + request.documents.as_ref().map_or(0, Documents::bytes);
+    app.state.scheduler.check_text(asked + bytes)?;
     let mut prompts = continued.iter().map(|text| text.compose(engine)).collect::<Result<Vec<Prompt>>>()?;
     let question = match (&conversation, continued.as_slice()) {
         (Some(conversation), _) => conversation.question().to_owned(),
@@ -238,41 +249,58 @@ fn prepare(
     let samplings = drawn.prompts.iter().map(sampling).collect::<Result<Vec<Sampling>>>()?;
     let vocab = engine.decoder().config().vocab;
     samplings.iter().try_for_each(|sampling| sampling.check_biases(vocab))?;
-    let grammar = grammar(engine, request, drawn.tools.as_ref())?;
+    let form = form(engine, request, drawn.tools.as_ref())?;
     let echoed = match input {
         Input::Prompt if request.echoes()? => {
             request.prompts()?.into_iter().map(|text| text.text(engine)).collect()
         }
         Input::Prompt | Input::Messages => Vec::new(),
     };
-    Ok(Prepared { tenant, drawn, samplings, grammar, echoed })
+    Ok(Prepared { tenant, drawn, samplings, form, echoed })
 }
 
-/// The grammar of a request's answers, and the field that it is of. Answers that must be calls are nothing else; those that may be calls, and have a format, are
+/// The form of a request's answers, and the field that it is of. Answers that must be calls are nothing else; those that may be calls, and have a format, are
 /// either calls or of that format.
 ///
 /// # Errors
 /// If a format or the parameters of a tool are wrong.
-fn grammar(
+fn form(
     engine: &Engine,
     request: &CompletionRequest,
     tools: Option<&ToolUse>,
-) -> Result<Option<(Grammar, &'static str)>> {
-    let (field, output) = match (tools, request.structured_output()?) {
-        (None, None) => return Ok(None),
-        (None, Some(wanted)) => wanted,
+) -> Result<Option<(StructuredOutput, &'static str)>> {
+    Ok(match (tools, request.structured_output()?) {
+        (None, None) => None,
+        (None, Some((field, format))) => Some((format, field)),
         (Some(_), Some(("structured_outputs", _))) => {
             let message = "structured_outputs cannot be given together with tools: response_format can";
             return Err(ApiError::field("structured_outputs", message));
         }
-        (Some(tools), _) if tools.is_forced() => ("tools", tools.output(engine)?),
-        (Some(_), None) => return Ok(None),
+        (Some(tools), _) if tools.is_forced() => Some((tools.output(engine)?, "tools")),
+        (Some(_), None) => None,
         (Some(tools), Some((field, format))) => {
-            (field, StructuredOutput::Either(vec![tools.output(engine)?, format]))
+            Some((StructuredOutput::Either(vec![tools.output(engine)?, format]), field))
         }
+    })
+}
+
+/// The grammar of a form, and the field that it is of. The bytes of the request are held until it is compiled.
+///
+/// # Errors
+/// If the form is wrong, or no answer satisfies it.
+async fn compile(
+    app: &App,
+    tenant: &Tenant,
+    form: Option<(StructuredOutput, &'static str)>,
+    held: HeldBytes,
+) -> Result<(Option<(Grammar, &'static str)>, HeldBytes)> {
+    let Some((output, field)) = form else { return Ok((None, held)) };
+    let engine = tenant.engine.clone();
+    let work = move || {
+        let named = |error: EngineError| ApiError { param: Some(field.to_owned()), ..error.into() };
+        Ok((Some((engine.grammar(&output).map_err(named)?, field)), held))
     };
-    let named = |error: ApiError| ApiError { param: Some(field.to_owned()), ..error };
-    Ok(Some((engine.grammar(&output).map_err(|error| named(error.into()))?, field)))
+    app.compile_grammar(tenant.namespace(), work).await
 }
 
 /// The events of one answer, with its index.

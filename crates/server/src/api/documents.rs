@@ -193,7 +193,7 @@ pub(super) async fn add(
 ) -> Result<Response> {
     let method = app.method("method", method.as_ref())?;
     app.state.scheduler.check_queue()?;
-    let Read { documents, failures } = files::read(&app, given).await?;
+    let Read { documents, failures } = files::read(&app, &tenant, given).await?;
     let ingest = Ingest::submit(app, tenant, documents, method.built, false).await?;
     if !stream {
         let ingested = ingest.finish().await?;

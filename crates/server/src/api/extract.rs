@@ -49,13 +49,14 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for Json<T> {
             let message = "the body must be application/json, and its content-type say so";
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
         }
+        let tenant = app.tenant(request.headers())?;
         let bytes = receive(request, app).await?;
         let held = app.hold(bytes.len())?;
         if bytes.len() <= SMALL_BODY {
             return Ok(Json(parse(&bytes)?, held));
         }
         // The parsed value may take many times the bytes of the body.
-        app.preprocess(move || Ok(Json(parse(&bytes)?, held))).await
+        app.preprocess(tenant.namespace(), move || Ok(Json(parse(&bytes)?, held))).await
     }
 }
 

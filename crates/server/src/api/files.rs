@@ -1,16 +1,17 @@
 //! Files of a request, read as documents within the server's limits.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::http::StatusCode;
 use refrain::documents::ReadError;
 use refrain::engine::Document;
 use serde::Serialize;
-use tokio::sync::oneshot;
 use utoipa::ToSchema;
 
 use crate::api_error::{ApiError, Result};
 use crate::app::App;
+use crate::tenant::Tenant;
 
 /// Most characters of a file's name that are kept.
 const MAX_NAME: usize = 255;
@@ -54,13 +55,12 @@ pub(super) struct Read {
 ///
 /// # Errors
 /// If there are too many documents or too much text, no file can be read and there is nothing beside, or reading takes too long.
-pub(super) async fn read(app: &App, given: Vec<Given>) -> Result<Read> {
+pub(super) async fn read(app: &App, tenant: &Tenant, given: Vec<Given>) -> Result<Read> {
     let limit = app.state.options.max_documents_per_request;
     if given.is_empty() || given.len() > limit {
         return Err(ApiError::field("documents", format!("give 1 to {limit} documents")));
     }
-    let has_files = given.iter().any(|given| matches!(given, Given::File(_)));
-    let read = if has_files { read_files(app, given).await? } else { Read::default().with_texts(given) };
+    let read = read_files(app, tenant, given).await?;
     if read.documents.is_empty() {
         return Err(unreadable(&read.failures));
     }
@@ -72,65 +72,63 @@ pub(super) async fn read(app: &App, given: Vec<Given>) -> Result<Read> {
     Ok(read)
 }
 
-/// Reads files on a thread that may block. Files that wait for it count among the bytes in flight.
-async fn read_files(app: &App, given: Vec<Given>) -> Result<Read> {
+/// Reads files one after the other on a thread that may block: each takes a turn of its key. The files count among the bytes in flight until the last is read.
+async fn read_files(app: &App, tenant: &Tenant, given: Vec<Given>) -> Result<Read> {
     let bytes =
         given.iter().map(|given| if let Given::File(file) = given { file.bytes.len() } else { 0 }).sum();
-    let held = app.hold(bytes)?;
+    let held = Arc::new(app.hold(bytes)?);
     let options = &app.state.options;
     let (max_text, until) = (options.max_body, Instant::now() + options.limits.request_timeout);
-    // The receiver is dropped with this future when the client leaves.
-    let (client, _here) = oneshot::channel::<()>();
-    let work = move || {
-        let _held = held;
-        let (mut read, mut text) = (Read::default(), 0);
-        for given in given {
-            if client.is_closed() || Instant::now() > until {
-                let message = "the files took too long to read; send fewer at a time";
-                return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message));
-            }
-            let before = read.documents.len();
-            match given {
-                Given::Document(document) => read.documents.push(document),
-                Given::File(file) => read.file(file),
-            }
-            let found = &read.documents[before..];
-            text += found.iter().map(|found| found.title.len() + found.text.len()).sum::<usize>();
-            // Compressed files may hold many times their bytes.
-            if text > max_text {
-                let message =
-                    format!("the documents hold more than {max_text} bytes of text; send fewer at a time");
-                return Err(ApiError::too_large(message));
+    let (mut read, mut text) = (Read::default(), 0);
+    for given in given {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let message = "the files took too long to read; send fewer at a time";
+            return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message));
+        }
+        let before = read.documents.len();
+        match given {
+            Given::Document(document) => read.documents.push(document),
+            Given::File(file) => {
+                let held = held.clone();
+                let work = move || {
+                    let _held = held;
+                    Ok(file.read())
+                };
+                match app.read_file(tenant.namespace(), left, work).await? {
+                    Ok(documents) => read.documents.extend(documents),
+                    Err(failure) => read.failures.push(failure),
+                }
             }
         }
-        Ok(read)
-    };
-    app.read_files(work).await
+        let found = &read.documents[before..];
+        text += found.iter().map(|found| found.title.len() + found.text.len()).sum::<usize>();
+        // Compressed files may hold many times their bytes.
+        if text > max_text {
+            let message =
+                format!("the documents hold more than {max_text} bytes of text; send fewer at a time");
+            return Err(ApiError::too_large(message));
+        }
+    }
+    Ok(read)
 }
 
-impl Read {
-    fn with_texts(mut self, given: Vec<Given>) -> Read {
-        self.documents.extend(given.into_iter().filter_map(|given| match given {
-            Given::Document(document) => Some(document),
-            Given::File(_) => None,
-        }));
-        self
-    }
-
-    fn file(&mut self, file: File) {
-        let File { name, bytes, title, param } = file;
+impl File {
+    /// The documents of the file, or why it has none.
+    fn read(self) -> std::result::Result<Vec<Document>, FileFailure> {
+        let File { name, bytes, title, param } = self;
         let name = plain_name(&name);
-        let fail = |message: String| FileFailure { name: name.clone(), param, message };
-        match refrain::documents::read(&bytes, &name) {
-            Ok(documents) if documents.is_empty() => self.failures.push(fail("has no text".to_owned())),
+        let message = match refrain::documents::read(&bytes, &name) {
+            Ok(documents) if documents.is_empty() => "has no text".to_owned(),
             Ok(mut documents) => {
                 if let ([document], false) = (documents.as_mut_slice(), title.trim().is_empty()) {
                     document.title = title;
                 }
-                self.documents.extend(documents);
+                return Ok(documents);
             }
-            Err(error) => self.failures.push(fail(reason(&error))),
-        }
+            Err(error) => reason(&error),
+        };
+        Err(FileFailure { name, param, message })
     }
 }
 

@@ -72,6 +72,12 @@ pub(super) struct Conversation {
 }
 
 impl Conversation {
+    /// Bytes of the messages' texts.
+    pub(super) fn bytes(&self) -> usize {
+        let turns = self.turns.iter().map(|turn| turn.content.len());
+        self.system.as_ref().map_or(0, String::len) + turns.sum::<usize>()
+    }
+
     /// Takes the messages of a chat apart. Where none is the user's, the last system message is taken for it.
     ///
     /// # Errors

@@ -73,19 +73,23 @@ pub(super) async fn tokenize(
     tenant: Tenant,
     Json(request, held): Json<TokenizeRequest>,
 ) -> Result<Response> {
+    let (namespace, scheduler) = (tenant.namespace().to_owned(), app.state.scheduler.clone());
     let work = move || {
         let _held = held;
         let engine = &tenant.engine;
         let tokenizer = engine.tokenizer();
-        let tokens = match (&request.prompt, &request.messages) {
+        let tokens: Vec<u32> = match (&request.prompt, &request.messages) {
             (Some(text), None) => {
+                scheduler.check_text(text.len())?;
                 let bos = tokenizer.bos().filter(|_| request.add_special_tokens.unwrap_or(true));
                 let ids = tokenizer.encode(text, Specials::Plain);
                 let ids = ids.map_err(|error| ApiError::field("prompt", error.to_string()))?;
                 bos.into_iter().chain(ids).collect()
             }
             (None, Some(messages)) => {
-                let Conversation { system, turns } = Conversation::of(messages)?;
+                let conversation = Conversation::of(messages)?;
+                scheduler.check_text(conversation.bytes())?;
+                let Conversation { system, turns } = conversation;
                 let tools = ToolUse::of(request.tools.as_deref().unwrap_or_default(), None, None)?;
                 let tools = tools.map(|tools| tools.tools).unwrap_or_default();
                 let thinking = request.chat_template_kwargs.unwrap_or_default().enable_thinking;
@@ -94,12 +98,13 @@ pub(super) async fn tokenize(
             }
             _ => return Err(ApiError::field("prompt", "either prompt or messages is needed")),
         };
+        scheduler.check_tokens(tokens.len())?;
         let text = |id: &u32| tokenizer.token_text(*id).unwrap_or_default();
         let token_strs = request.return_token_strs.then(|| tokens.iter().map(text).collect());
         let max_model_len = engine.decoder().config().context;
         Ok(TokenizeResponse { count: tokens.len(), max_model_len, tokens, token_strs })
     };
-    Ok(axum::Json(app.preprocess(work).await?).into_response())
+    Ok(axum::Json(app.preprocess(&namespace, work).await?).into_response())
 }
 
 /// Put tokens together to a text.
@@ -115,6 +120,8 @@ pub(super) async fn detokenize(
     tenant: Tenant,
     Json(request, held): Json<DetokenizeRequest>,
 ) -> Result<Response> {
+    app.state.scheduler.check_tokens(request.tokens.len())?;
+    let namespace = tenant.namespace().to_owned();
     let work = move || {
         let _held = held;
         let tokenizer = tenant.engine.tokenizer();
@@ -125,7 +132,7 @@ pub(super) async fn detokenize(
         }
         Ok(DetokenizeResponse { prompt: tokenizer.decode(&request.tokens, false) })
     };
-    Ok(axum::Json(app.preprocess(work).await?).into_response())
+    Ok(axum::Json(app.preprocess(&namespace, work).await?).into_response())
 }
 
 /// Refuses embeddings.

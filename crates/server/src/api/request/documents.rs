@@ -24,6 +24,18 @@ pub(crate) enum Documents {
     List(Vec<DocumentReference>),
 }
 
+impl Documents {
+    /// Bytes of the documents that are given as texts.
+    pub(crate) fn bytes(&self) -> usize {
+        let Documents::List(list) = self else { return 0 };
+        let bytes = |document: &DocumentReference| match document {
+            DocumentReference::Text(document) => document.title.len() + document.text.len(),
+            DocumentReference::Id { .. } => 0,
+        };
+        list.iter().map(bytes).sum()
+    }
+}
+
 /// A document given by its text, or by the id of a stored one, which `parts` may narrow to some of its chunks.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged)]

@@ -47,6 +47,14 @@ impl Continued<'_> {
         }
     }
 
+    /// Bytes to tokenise.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Continued::Text(text) => text.len(),
+            Continued::Ids(_) => 0,
+        }
+    }
+
     /// The prompt of the text, without documents.
     ///
     /// # Errors
