@@ -102,7 +102,6 @@ impl Drop for Permit {
 
 #[cfg(test)]
 mod tests {
-    use std::future::Future;
     use std::pin::Pin;
 
     use futures_util::FutureExt as _;
@@ -173,6 +172,7 @@ mod tests {
         drop(got_and_left);
         let permit = stays.now_or_never().expect("the permit has gone on").unwrap();
         drop(permit);
-        assert!(permits.turns().held.is_empty() && permits.turns().waiting.is_empty());
+        let turns = permits.turns();
+        assert!(turns.held.is_empty() && turns.waiting.is_empty());
     }
 }
