@@ -81,6 +81,7 @@ async fn answers_follow_their_format() {
     for (more, param) in [
         (json!({ "structured_outputs": { "regex": "(" } }), "structured_outputs"),
         (json!({ "structured_outputs": { "grammar": "start: nothing" } }), "structured_outputs"),
+        (json!({ "structured_outputs": { "grammar": "start: start" } }), "structured_outputs"),
         (json!({ "structured_outputs": { "regex": "a", "choice": ["b"] } }), "structured_outputs"),
         (
             json!({ "response_format": { "type": "json_schema", "json_schema": { "schema": { "type": "wrong" } } } }),
