@@ -31,7 +31,8 @@ Examples:
   refrain ingest docs/ --method sam_kv
 
 A chunk never crosses a document. Chunks that the store has are not computed again. Files that cannot be read are told, and \
-the others are ingested: the exit status is 3 then.";
+the others are ingested: the exit status is 3 then, as it is where chunks are stored and the documents cannot be recorded for \
+searches.";
 
 pub(crate) const TUNE: &str = "\
 Examples:

@@ -49,7 +49,7 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
                 print_json(&value)?;
             }
             // The status tells of failures where nobody reads the output, too.
-            if failures.is_empty() { Ok(()) } else { Err(Exit(SOME_FAILED).into()) }
+            if failures.is_empty() && kept.is_some() { Ok(()) } else { Err(Exit(SOME_FAILED).into()) }
         }
         Some(reason) => Err(anyhow::anyhow!("{reason}").context(
             Fail::new(format!("not all chunks are in {}", tilde(&context.store))).hint(

@@ -195,7 +195,7 @@ impl Context {
             }),
             (None, Some(file)) => Ok(NamespaceKey::read(file)?),
             (None, None) => {
-                std::fs::create_dir_all(&self.store)
+                refrain::store::make_private_folder(&self.store)
                     .with_context(|| format!("cannot create the folder {}", self.store.display()))?;
                 Ok(NamespaceKey::of_folder(&self.store)?)
             }

@@ -1,13 +1,21 @@
 //! A redb database that is opened again after a failed write, and whose file can be made anew.
+//!
+//! The file is not trusted: the checksums of all its pages are verified when it is opened, and a panic of the database on a page that
+//! was damaged since becomes an error.
 
 use std::fs;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError, RwLock};
 
-use redb::{Database, DatabaseError, ReadTransaction, ReadableDatabase, WriteTransaction};
+use redb::{Builder, Database, DatabaseError, ReadTransaction, ReadableDatabase, WriteTransaction};
+use refrain_store::make_private_file;
 
 use crate::error::{Error, Result};
+
+/// Bytes of database pages kept in memory.
+const CACHE: usize = 64 << 20;
 
 /// A database. redb refuses every operation after a failed write, such as one to a full disk, so the database is opened again
 /// then.
@@ -15,6 +23,8 @@ pub(super) struct ReopeningDatabase {
     /// `None` only where the database could not be opened again.
     database: RwLock<Option<Database>>,
     open: Box<Open>,
+    /// The file, for errors.
+    path: PathBuf,
     /// Held while a transaction writes, and while the file is made anew.
     writing: Mutex<()>,
 }
@@ -24,7 +34,25 @@ type Open = dyn Fn() -> std::result::Result<Database, DatabaseError> + Send + Sy
 /// A failure inside a transaction.
 pub(super) enum Failure {
     Database(redb::Error),
+    /// The file is damaged. The reason.
+    Damaged(String),
     Other(Error),
+}
+
+impl Failure {
+    /// Whether the open database is of no use after it.
+    fn is_of_file(&self) -> bool {
+        matches!(self, Failure::Damaged(_) | Failure::Database(redb::Error::Io(_) | redb::Error::PreviousIo))
+    }
+
+    /// The error of a database in the file `path`.
+    fn at(self, path: &Path) -> Error {
+        match self {
+            Failure::Database(error) => Error::Database(error.into()),
+            Failure::Damaged(reason) => Error::Damaged { path: path.to_owned(), reason },
+            Failure::Other(error) => error,
+        }
+    }
 }
 
 impl From<Error> for Failure {
@@ -37,28 +65,43 @@ macro_rules! from_redb {
     ($($error:ident),*) => {$(
         impl From<redb::$error> for Failure {
             fn from(error: redb::$error) -> Failure {
-                Failure::Database(error.into())
+                failure_of(error.into())
             }
         }
     )*};
 }
 from_redb!(StorageError, TableError, TransactionError, CommitError, DatabaseError);
 
+fn failure_of(error: redb::Error) -> Failure {
+    match error {
+        redb::Error::Corrupted(why) => Failure::Damaged(why),
+        redb::Error::Io(error)
+            if matches!(error.kind(), ErrorKind::InvalidData | ErrorKind::UnexpectedEof) =>
+        {
+            Failure::Damaged(error.to_string())
+        }
+        redb::Error::RepairAborted | redb::Error::UpgradeRequired(_) => Failure::Damaged(error.to_string()),
+        error => Failure::Database(error),
+    }
+}
+
 impl From<serde_json::Error> for Failure {
     fn from(error: serde_json::Error) -> Failure {
-        Failure::Other(Error::Database(error.into()))
+        Failure::Damaged(format!("a row cannot be read: {error}"))
     }
 }
 
 pub(super) type Transacted<T> = std::result::Result<T, Failure>;
 
 impl ReopeningDatabase {
-    /// Opens a database.
+    /// Opens the database of the file `path`.
     pub(super) fn new(
+        path: &Path,
         open: impl Fn() -> std::result::Result<Database, DatabaseError> + Send + Sync + 'static,
-    ) -> std::result::Result<ReopeningDatabase, DatabaseError> {
-        let database = RwLock::new(Some(open()?));
-        Ok(ReopeningDatabase { database, open: Box::new(open), writing: Mutex::default() })
+    ) -> Result<ReopeningDatabase> {
+        let (path, open) = (path.to_owned(), Box::new(open));
+        let database = RwLock::new(Some(opened(&*open, &path)?));
+        Ok(ReopeningDatabase { database, open, path, writing: Mutex::default() })
     }
 
     /// Runs `work` in a write transaction, which is committed if it succeeds.
@@ -73,10 +116,12 @@ impl ReopeningDatabase {
             transaction.commit()?;
             Ok(done)
         });
-        if let Err(Failure::Database(redb::Error::Io(_) | redb::Error::PreviousIo)) = &outcome {
-            self.reopen();
+        if outcome.as_ref().err().is_some_and(Failure::is_of_file)
+            && let Err(error) = self.reopen()
+        {
+            tracing::error!(%error, "the documents' database cannot be opened again");
         }
-        outcome.map_err(Error::from)
+        outcome.map_err(|failure| failure.at(&self.path))
     }
 
     /// Runs `work` in a read transaction.
@@ -84,7 +129,8 @@ impl ReopeningDatabase {
     /// # Errors
     /// If `work` or the transaction fails.
     pub(super) fn read<T>(&self, work: impl FnOnce(&ReadTransaction) -> Transacted<T>) -> Result<T> {
-        self.with_database(|database| work(&database.begin_read()?)).map_err(Error::from)
+        let outcome = self.with_database(|database| work(&database.begin_read()?));
+        outcome.map_err(|failure| failure.at(&self.path))
     }
 
     /// Replaces the database's `file` by a new one to which `copy` writes all that stays, if `is_due`. The name always leads to
@@ -101,12 +147,12 @@ impl ReopeningDatabase {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let new = file.with_file_name(refrain_store::NEW_DOCUMENTS);
         // A process that was killed has left it. The lock on the database keeps other processes away.
-        remove(&new).map_err(Error::from)?;
+        remove(&new).map_err(|failure| failure.at(&self.path))?;
         if !self.read(is_due)? {
             return Ok(());
         }
         let copied = self.with_database(|database| {
-            let copied = Database::create(&new)?;
+            let copied = open_file(&new)?;
             let transaction = copied.begin_write()?;
             copy(&database.begin_read()?, &transaction)?;
             transaction.commit()?;
@@ -117,11 +163,11 @@ impl ReopeningDatabase {
             Ok(copied) => {
                 // The bytes of the old file go with its last handle.
                 *self.database.write().unwrap_or_else(PoisonError::into_inner) = Some(copied);
-                sync_folder_of(file).map_err(Error::from)
+                sync_folder_of(file).map_err(|failure| failure.at(&self.path))
             }
             Err(failure) => {
                 let _ = remove(&new);
-                Err(failure.into())
+                Err(failure.at(&self.path))
             }
         }
     }
@@ -130,22 +176,44 @@ impl ReopeningDatabase {
         let mut database = self.database.read().unwrap_or_else(PoisonError::into_inner);
         if database.is_none() {
             drop(database);
-            self.reopen();
+            self.reopen().map_err(Failure::Other)?;
             database = self.database.read().unwrap_or_else(PoisonError::into_inner);
         }
         let closed = || Failure::Other(Error::Database("their file is closed".into()));
-        work(database.as_ref().ok_or_else(closed)?)
+        let database = database.as_ref().ok_or_else(closed)?;
+        unless_it_panics(|| work(database))
     }
 
-    fn reopen(&self) {
+    fn reopen(&self) -> Result<()> {
         let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
         // The lock on the file must be released first.
         *database = None;
-        match (self.open)() {
-            Ok(opened) => *database = Some(opened),
-            Err(error) => tracing::error!(%error, "the documents' database cannot be opened again"),
-        }
+        *database = Some(opened(&*self.open, &self.path)?);
+        Ok(())
     }
+}
+
+fn opened(open: &Open, path: &Path) -> Result<Database> {
+    let outcome = unless_it_panics(|| match open() {
+        Err(DatabaseError::DatabaseAlreadyOpen) => Err(Error::InUse { path: path.to_owned() }.into()),
+        outcome => Ok(outcome?),
+    });
+    outcome.map_err(|failure| match failure {
+        Failure::Database(error) => Error::Open { path: path.to_owned(), reason: error.to_string() },
+        failure => failure.at(path),
+    })
+}
+
+/// Opens the database of a file, or makes one, and verifies all its pages: an unverified page may end the program.
+pub(super) fn open_file(path: &Path) -> std::result::Result<Database, DatabaseError> {
+    make_private_file(path)?;
+    Builder::new().set_cache_size(CACHE).set_check_integrity_on_open(true).create(path)
+}
+
+/// The database panics on some damaged pages, and only when it comes to them.
+fn unless_it_panics<T>(work: impl FnOnce() -> Transacted<T>) -> Transacted<T> {
+    let outcome = catch_unwind(AssertUnwindSafe(work));
+    outcome.unwrap_or_else(|_| Err(Failure::Damaged("the database cannot make sense of it".to_owned())))
 }
 
 fn remove(path: &Path) -> Transacted<()> {
@@ -167,13 +235,4 @@ fn sync_folder_of(file: &Path) -> Transacted<()> {
 #[cfg(not(unix))]
 fn sync_folder_of(_: &Path) -> Transacted<()> {
     Ok(())
-}
-
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Error {
-        match failure {
-            Failure::Database(error) => Error::Database(error.into()),
-            Failure::Other(error) => error,
-        }
-    }
 }

@@ -14,6 +14,17 @@ pub enum Error {
         /// The fault.
         reason: String,
     },
+    /// The documents' file is damaged.
+    #[error(
+        "{path} is damaged: {reason}; put a copy of it in its place, or move it away and ingest the documents again, whose chunks are \
+         still there"
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The fault.
+        reason: String,
+    },
     /// The documents' file is open in another program, or by another engine of this one.
     #[error("cannot open {path}: another program has it open; give this one another store")]
     InUse {

@@ -11,10 +11,10 @@ use redb::{
     Builder, Database, DatabaseError, ReadTransaction, ReadableTable, ReadableTableMetadata, WriteTransaction,
 };
 use refrain_engine::Document;
-use refrain_store::{ChunkKey, DOCUMENTS};
+use refrain_store::{ChunkKey, DOCUMENTS, make_private_folder};
 
 use crate::cut::NewDocument;
-use crate::database::{ReopeningDatabase, Transacted};
+use crate::database::{Failure, ReopeningDatabase, Transacted, open_file};
 use crate::error::{Error, Result};
 use crate::notes::{self, Note};
 use crate::purge::mark_earlier_file;
@@ -50,11 +50,11 @@ impl LocalDocuments {
             return LocalDocuments::with(in_memory, Path::new(DOCUMENTS), quota, is_shared);
         };
         let path = folder.join(DOCUMENTS);
-        if let Err(error) = std::fs::create_dir_all(folder) {
+        if let Err(error) = make_private_folder(folder) {
             return Err(Error::Open { path, reason: error.to_string() });
         }
         let file = path.clone();
-        let store = LocalDocuments::with(move || Database::create(&path), &file, quota, is_shared)?;
+        let store = LocalDocuments::with(move || open_file(&path), &file, quota, is_shared)?;
         let store = LocalDocuments { file: Some(file), ..store };
         // What an interrupted removal has left. Where it cannot be purged now, the next removal does it.
         if let Err(error) = store.purge() {
@@ -69,19 +69,17 @@ impl LocalDocuments {
         quota: u64,
         is_shared: bool,
     ) -> Result<LocalDocuments> {
-        let path = path.to_owned();
-        let database = match ReopeningDatabase::new(open) {
-            Ok(database) => database,
-            Err(DatabaseError::DatabaseAlreadyOpen) => return Err(Error::InUse { path }),
-            Err(error) => return Err(Error::Open { path, reason: error.to_string() }),
-        };
+        let database = ReopeningDatabase::new(path, open)?;
         let create = |transaction: &WriteTransaction| {
             mark_earlier_file(transaction)?;
             create_tables(transaction)?;
             notes::takes_notes(transaction, is_shared)
         };
         let created = database.write(create);
-        let takes_notes = created.map_err(|error| Error::Open { path, reason: error.to_string() })?;
+        let takes_notes = created.map_err(|error| match error {
+            Error::Database(error) => Error::Open { path: path.to_owned(), reason: error.to_string() },
+            error => error,
+        })?;
         Ok(LocalDocuments { database, file: None, quota, takes_notes })
     }
 
@@ -191,11 +189,15 @@ impl LocalDocuments {
     /// A document's title and text.
     ///
     /// # Errors
-    /// If the namespace has no such document.
+    /// If the namespace has no such document, or the text is not the one that was stored.
     pub fn document(&self, namespace: &str, id: &str) -> Result<Document> {
         self.database.read(|transaction| {
-            let found = parsed(transaction.open_table(TEXTS)?.get((namespace, id))?)?;
-            found.ok_or_else(|| Error::NotFound(id.to_owned()).into())
+            let found: Option<Document> = parsed(transaction.open_table(TEXTS)?.get((namespace, id))?)?;
+            let found = found.ok_or_else(|| Error::NotFound(id.to_owned()))?;
+            if document_id(&found) != id {
+                return Err(Failure::Damaged(format!("the text of {id} is not the one that was stored")));
+            }
+            Ok(found)
         })
     }
 

@@ -317,3 +317,81 @@ fn a_purge_loses_no_change() {
 fn documents_of_one_machine_conform() {
     crate::conformance::check(&|quota| Box::new(LocalDocuments::open(None, quota).unwrap()));
 }
+
+#[cfg(unix)]
+#[test]
+fn only_their_owner_reads_the_documents() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    let (above, file) = (folder.path().join("store"), folder.path().join("store/documents.redb"));
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let store = LocalDocuments::open(Some(&above), u64::MAX).unwrap();
+    assert_eq!((mode(&above), mode(&file)), (0o700, 0o600));
+    let id = put(&store, "", &document("", "secret"), &[]).unwrap().id;
+    store.remove("", &id, &[]).unwrap();
+    store.purge().unwrap();
+    assert_eq!(mode(&file), 0o600, "made anew");
+    drop(store);
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
+    drop(LocalDocuments::open(Some(&above), u64::MAX).unwrap());
+    assert_eq!(mode(&file), 0o600, "of an earlier build");
+}
+
+/// Damage is told when the file is opened, or has met bytes that nothing uses.
+#[test]
+fn a_damaged_file_gives_no_wrong_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("documents.redb");
+    let open = || LocalDocuments::open(Some(folder.path()), u64::MAX);
+    let store = open().unwrap();
+    let text = document("", &"The stem bolt is tightened to 5 newton metres. ".repeat(200));
+    let id = put(&store, "", &text, &[1]).unwrap().id;
+    let (listed, chunks) = (list(&store, ""), store.chunks("", &id).unwrap());
+    drop(store);
+    let whole = std::fs::read(&file).unwrap();
+    let at = whole.windows(9).position(|window| window == b"tightened").unwrap();
+    let mut told = 0;
+    // The first page is the header.
+    for at in (4096..whole.len()).step_by(4099).chain([at]) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        std::fs::write(&file, &bytes).unwrap();
+        match open() {
+            Ok(store) => {
+                assert_eq!(
+                    (list(&store, ""), store.chunks("", &id).unwrap()),
+                    (listed.clone(), chunks.clone())
+                );
+                assert_eq!(store.document("", &id).unwrap(), text);
+            }
+            Err(error) => {
+                let error = error.to_string();
+                assert!(
+                    error.contains("documents.redb\" is damaged: ") && error.contains("move it away"),
+                    "{error}"
+                );
+                told += 1;
+            }
+        }
+    }
+    assert!(told > 1, "{told}");
+    std::fs::write(&file, &whole[..whole.len() / 2]).unwrap();
+    let error = open().map(drop).unwrap_err().to_string();
+    assert!(error.contains("is damaged"), "{error}");
+}
+
+#[test]
+fn a_text_of_another_document_is_damage() {
+    let store = LocalDocuments::open(None, u64::MAX).unwrap();
+    let id = put(&store, "", &document("", "five newton metres"), &[]).unwrap().id;
+    let other = serde_json::to_vec(&document("", "nine newton metres")).unwrap();
+    let replace = |transaction: &WriteTransaction| {
+        transaction.open_table(TEXTS)?.insert(("", id.as_str()), other.as_slice())?;
+        Ok(())
+    };
+    store.database.write(replace).unwrap();
+    let error = store.document("", &id).unwrap_err().to_string();
+    assert!(error.contains("the text of") && error.contains("is not the one that was stored"), "{error}");
+    let error = store.database.read(|_| -> Transacted<()> { panic!("a page") }).unwrap_err();
+    assert!(matches!(error, Error::Damaged { .. }), "{error}");
+}

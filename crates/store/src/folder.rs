@@ -18,6 +18,7 @@ use crate::file_names::{
     BROKEN_INDEX, DOCUMENTS, INDEX, INDEX_LOCK, NAMESPACE_KEY, NEW_DOCUMENTS, TEMPORARY,
 };
 use crate::layer::Layer;
+use crate::private::make_one_private_folder;
 use crate::{Chunk, ChunkId, ChunkKey, Problem, Result, StoreError, aux_file};
 
 const EXTENSION: &str = ".safetensors";
@@ -246,7 +247,7 @@ impl Folder {
 }
 
 /// Whether this is the name of a subfolder of chunks: the first two digits of their keys.
-fn is_shard(name: &str) -> bool {
+pub(crate) fn is_shard(name: &str) -> bool {
     name.len() == 2 && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
@@ -410,7 +411,7 @@ fn create_dir(dir: &Path) -> Result<()> {
 }
 
 fn make_dir(dir: &Path) -> Result<()> {
-    match fs::create_dir(dir) {
+    match make_one_private_folder(dir) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists && dir.is_dir() => Ok(()),
         result => result.map_err(io("create the folder", dir)),
     }

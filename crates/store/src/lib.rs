@@ -33,6 +33,7 @@ mod kv_quant;
 mod layer;
 mod limits;
 mod namespace;
+mod private;
 mod reader;
 #[cfg(feature = "remote")]
 mod remote;
@@ -56,6 +57,7 @@ pub use kv_quant::{KvQuantization, UnknownKvQuantization};
 pub use layer::Layer;
 pub use limits::Limits;
 pub use namespace::{NamespaceKey, SHARED};
+pub use private::{make_private_file, make_private_folder};
 pub use reader::ChunkReader;
 #[cfg(feature = "remote")]
 pub use remote::{
