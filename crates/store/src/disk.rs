@@ -10,6 +10,7 @@ use std::path::Path;
 #[cfg(feature = "remote")]
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use refrain_kv::AuxTensors;
@@ -42,6 +43,9 @@ pub(crate) struct Disk {
     index: Index,
     limits: Limits,
     uses: UnwrittenUses,
+    /// Rows of chunks whose files could not be written, which the index could not withdraw either, as on a full disk. The next write
+    /// withdraws them; those that die with the process go by `gc`.
+    phantoms: Mutex<Vec<(ChunkKey, IndexRow)>>,
     evicted: AtomicU64,
     /// Whether chunks that are stored here are noted as not yet in the object store.
     shares: bool,
@@ -57,6 +61,7 @@ impl Disk {
             index: Index::of(root),
             limits,
             uses: UnwrittenUses::new(),
+            phantoms: Mutex::default(),
             evicted: AtomicU64::new(0),
             shares,
             quotas_hold: AtomicBool::new(false),
@@ -208,8 +213,10 @@ impl Disk {
         let note = self.shares && origin == Origin::Here;
         // Which chunks go depends on what was used until now, so the uses are written in the same transaction.
         let uses = self.uses.take();
+        let phantoms = std::mem::take(&mut *self.phantoms());
         let entered = self.index().and_then(|index| {
             index.write(|tables| {
+                phantoms.iter().try_for_each(|(key, row)| self.withdraw(tables, key, row))?;
                 self.enter_uses(tables, &uses)?;
                 self.admit(tables, key, namespace, file, note)
             })
@@ -221,12 +228,13 @@ impl Disk {
             }
             Err(error) => {
                 self.uses.put_back(uses);
+                self.phantoms().extend(phantoms);
                 return Err(error);
             }
         };
         let written = self.folder.write(file);
         // Best effort from here on: a row that counts too much is corrected by `gc`.
-        let _ = match &written {
+        let corrected = match &written {
             Err(_) => self.index.write(|tables| self.withdraw(tables, key, &row)),
             // The row that was entered above, and its note, are there unless another process took them out meanwhile: one
             // that removed the chunk did not see the file, and one that sent the chunk's files did not either.
@@ -238,7 +246,14 @@ impl Disk {
             }),
             Ok(_) => self.index.ensure_row(key, &row),
         };
+        if corrected.is_err() && written.is_err() {
+            self.phantoms().push((*key, row));
+        }
         written
+    }
+
+    pub(crate) fn phantoms(&self) -> MutexGuard<'_, Vec<(ChunkKey, IndexRow)>> {
+        self.phantoms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Enters the row of a chunk that gets a new file, after removing the chunks that must go for it.

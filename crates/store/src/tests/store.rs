@@ -249,6 +249,19 @@ fn a_full_disk_loses_nothing() {
     assert_eq!(store.verify(|_| ()).unwrap().whole, 2);
 }
 
+/// A full disk takes neither a file nor the change of the index that withdraws its row.
+#[test]
+fn a_row_that_could_not_be_withdrawn_goes_with_the_next_write() {
+    let dir = tempdir().unwrap();
+    let (store, first) = (open(&dir), numbered(1, 3));
+    stored(store.put(first.clone()).unwrap());
+    let row = store.disk().row(&first.key()).unwrap().unwrap();
+    std::fs::remove_file(path(&store, &first)).unwrap();
+    store.disk().phantoms().push((first.key(), row));
+    stored(store.put(numbered(2, 3)).unwrap());
+    assert!(store.disk().row(&first.key()).unwrap().is_none() && store.disk().phantoms().is_empty());
+}
+
 #[test]
 fn verify_reads_everything_and_cleans_up() {
     let dir = tempdir().unwrap();
