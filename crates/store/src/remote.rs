@@ -87,6 +87,7 @@ pub(crate) struct Remote {
 impl Remote {
     /// Begins to bring what `disk` notes there.
     pub(crate) fn open(options: &RemoteOptions, disk: &Arc<Disk>) -> Result<Remote> {
+        options.prepare_folder()?;
         let (objects, prefix) = options.connect()?;
         Remote::with(objects, prefix, options, disk)
     }

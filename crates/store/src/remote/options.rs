@@ -1,19 +1,26 @@
 //! How an object store is opened.
 
 use std::ffi::OsString;
-use std::fmt;
+use std::io::ErrorKind;
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Duration;
+use std::{fmt, fs};
 
 use object_store::path::Path as ObjectPath;
 use object_store::{ObjectStore, parse_url_opts};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::{Result, StoreError};
+use crate::folder::is_shard;
+use crate::{Result, StoreError, make_private_folder};
 
 /// The client's own limit to a request.
 const LONGEST_REQUEST: &str = "1 hour";
+
+/// Names in a folder by which Refrain knows it again, beside those of the folders of chunks: those of documents.
+const MARKS: [&str; 2] = ["library.json", "changes"];
 
 /// Whether chunks that the object store may have are fetched from it or computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,6 +98,18 @@ impl RemoteOptions {
         Ok((objects.into(), prefix))
     }
 
+    /// Refuses a folder that holds other files and none of Refrain's, and makes one that is missing, for its owner alone. One that does
+    /// not answer in time, such as a network mount, is left to its first request.
+    pub(super) fn prepare_folder(&self) -> Result<()> {
+        let url =
+            url::Url::parse(&self.url).ok().filter(|url| url.scheme() == "file" && self.objects.is_none());
+        let Some(folder) = url.and_then(|url| url.to_file_path().ok()) else { return Ok(()) };
+        let (sender, prepared) = channel();
+        std::thread::spawn(move || sender.send(prepare_folder(&folder)));
+        let prepared = prepared.recv_timeout(self.timeout).unwrap_or(Ok(()));
+        prepared.map_err(|why| StoreError::Remote { url: self.url.clone(), why })
+    }
+
     /// The threads of a client.
     pub(super) fn runtime(&self) -> Result<Runtime> {
         Builder::new_multi_thread()
@@ -99,6 +118,33 @@ impl RemoteOptions {
             .enable_all()
             .build()
             .map_err(|error| StoreError::Remote { url: self.url.clone(), why: error.to_string() })
+    }
+}
+
+fn prepare_folder(folder: &Path) -> Result<(), String> {
+    let listed = match fs::read_dir(folder) {
+        Ok(listed) => listed,
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            // Where that is refused, the first request tells it.
+            let _ = make_private_folder(folder);
+            return Ok(());
+        }
+        Err(_) => return Ok(()),
+    };
+    let mut other = None;
+    for name in listed.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()) {
+        if is_shard(&name) || MARKS.contains(&name.as_str()) {
+            return Ok(());
+        }
+        if !name.starts_with('.') && name != "lost+found" {
+            other = Some(name);
+        }
+    }
+    match other {
+        Some(name) => Err(format!(
+            "the folder holds {name:?}, and nothing that Refrain has written; give an empty folder, or a new one"
+        )),
+        None => Ok(()),
     }
 }
 

@@ -185,6 +185,32 @@ fn an_object_store_without_conditional_requests_is_used_without_them() {
     }
 }
 
+/// A mistyped folder is not filled with chunks.
+#[test]
+fn a_folder_of_other_files_is_refused() {
+    let (shared, folder) = (tempdir().unwrap(), tempdir().unwrap());
+    let open = |at: &Path| {
+        let options = RemoteOptions::new(format!("file://{}", at.display()));
+        Store::open_shared(folder.path(), Limits::memory(1 << 20), &options)
+    };
+    fs::create_dir(shared.path().join("lost+found")).unwrap();
+    fs::write(shared.path().join(".nfs1"), "").unwrap();
+    open(shared.path()).unwrap();
+    fs::write(shared.path().join("passwd"), "root").unwrap();
+    let error = open(shared.path()).unwrap_err().to_string();
+    assert!(error.contains("the folder holds \"passwd\", and nothing that Refrain has written"), "{error}");
+    // One that has both was accepted by earlier builds.
+    fs::create_dir(shared.path().join("0a")).unwrap();
+    open(shared.path()).unwrap();
+    let new = shared.path().join("new/library");
+    open(&new).unwrap();
+    #[cfg(unix)]
+    assert_eq!(
+        std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&new).unwrap().permissions()) & 0o777,
+        0o700
+    );
+}
+
 /// A folder as the object store creates by condition and replaces without one.
 #[test]
 fn a_shared_folder_has_its_broken_object_replaced() {
