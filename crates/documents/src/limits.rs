@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Bytes of a file.
 pub const MAX_FILE_BYTES: usize = 256 << 20;
 
-/// Bytes of text that one file of HTML, PDF or DOCX may give.
+/// Bytes of text that one file of HTML, PDF or DOCX may give, and of a file of plain text or of a record of JSONL.
 pub const MAX_TEXT_BYTES: usize = 32 << 20;
 
 /// Bytes that one compressed part of a file may hold: a part of a DOCX, a stream of a PDF.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::document::Document;
 use crate::error::ReadError;
-use crate::limits::{MAX_FILE_BYTES, MAX_FOLDER_DEPTH, MAX_TITLE_CHARS};
+use crate::limits::{MAX_FILE_BYTES, MAX_FOLDER_DEPTH, MAX_TEXT_BYTES, MAX_TITLE_CHARS};
 use crate::origin::Origin;
 use crate::{docx, html, pdf, text};
 
@@ -80,6 +80,9 @@ fn read_of(origin: Origin, bytes: &[u8], name: &str) -> Result<Vec<Document>, Re
         Format::Pdf => vec![pdf::read(bytes, &stem, origin)?],
         Format::Docx => vec![docx::read(bytes, &stem)?],
     };
+    if documents.iter().any(|document| document.text.len() > MAX_TEXT_BYTES) {
+        return Err(ReadError::too_large("text", MAX_TEXT_BYTES));
+    }
     documents.iter_mut().for_each(|document| cut(&mut document.title));
     Ok(documents)
 }

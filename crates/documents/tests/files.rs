@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use refrain_documents::limits::MAX_TITLE_CHARS;
+use refrain_documents::limits::{MAX_TEXT_BYTES, MAX_TITLE_CHARS};
 use refrain_documents::{Document, ReadError, files, read, read_path};
 
 fn samples() -> PathBuf {
@@ -111,4 +111,15 @@ fn titles_end_at_their_limit() {
         let documents = read(content.as_bytes(), name).unwrap();
         assert_eq!(documents[0].title, long[..2 * MAX_TITLE_CHARS], "{name}");
     }
+}
+
+#[test]
+fn plain_text_has_the_limit_of_other_texts() {
+    let text = vec![b'a'; MAX_TEXT_BYTES + 1];
+    let record = [b"{\"text\": \"", text.as_slice(), b"\"}"].concat();
+    for (bytes, name) in [(&text, "long.txt"), (&text, "long.md"), (&record, "long.jsonl")] {
+        let error = read(bytes, name).unwrap_err().to_string();
+        assert!(error.contains("too large: text beyond the limit of 32 MiB"), "{name}: {error}");
+    }
+    assert_eq!(read(&text[1..], "long.txt").unwrap().len(), 1);
 }
