@@ -12,6 +12,7 @@ mod byte_encoding;
 mod detokenizer;
 mod gguf;
 mod hf;
+mod piecewise;
 mod pipeline;
 mod pre;
 mod spec;
@@ -94,7 +95,20 @@ impl Tokenizer {
     /// # Errors
     /// [`ModelError::Encode`](crate::ModelError::Encode) if the vocabulary has no way to write a character.
     pub fn encode(&self, text: &str, specials: Specials) -> Result<Vec<u32>> {
-        self.pipeline.encode(text, specials)
+        let mut ids = Vec::new();
+        piecewise::encode_to(&mut ids, &self.pipeline, text, specials, usize::MAX)?;
+        Ok(ids)
+    }
+
+    /// The ids of a text that stands alone; none where there are more than `most` of them, which is known before the whole text is
+    /// encoded if it is long.
+    ///
+    /// # Errors
+    /// Those of [`Tokenizer::encode`].
+    pub fn encode_at_most(&self, text: &str, specials: Specials, most: usize) -> Result<Option<Vec<u32>>> {
+        let mut ids = Vec::new();
+        let fits = piecewise::encode_to(&mut ids, &self.pipeline, text, specials, most)?;
+        Ok(fits.then_some(ids))
     }
 
     /// The ids of a text in pieces. Each piece is tokenised once, alone, literal ones with their special tokens. BOS
@@ -106,11 +120,7 @@ impl Tokenizer {
         let mut ids: Vec<u32> = Vec::new();
         for piece in pieces {
             let specials = if piece.literal { Specials::Parse } else { Specials::Plain };
-            let more = match ids.last() {
-                Some(last) => self.pipeline.encode_after(*last, &piece.text, specials)?,
-                None => self.pipeline.encode(&piece.text, specials)?,
-            };
-            ids.extend(more);
+            piecewise::encode_to(&mut ids, &self.pipeline, &piece.text, specials, usize::MAX)?;
         }
         Ok(ids)
     }

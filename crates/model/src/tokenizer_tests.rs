@@ -458,6 +458,7 @@ fn bad_tokenizer_files_are_errors() {
             "has no pattern",
         ),
         (set("/normalizer", json!({"type": "Prepend"})), "the normalizer cannot be read"),
+        (set("/normalizer", json!({"type": "Prepend", "prepend": ""})), "'Prepend' has nothing to prepend"),
         (
             set("/pre_tokenizer", json!({"type": "FixedLength", "length": 0})),
             "'FixedLength' is not supported",
@@ -508,6 +509,45 @@ fn damaged_tokenizer_files_do_not_panic() {
         }
     }
     assert!(read > 10, "{read}");
+}
+
+/// Texts of words, digits, marks and white space in any order.
+fn random_text(seed: u64) -> String {
+    const PARTS: [&str; 20] = [
+        "a", "The", "bolt", "'s", "12", "7", " ", " ", " ", "\n", "\n", "\t", ".", ",", "図", "é", "naïve",
+        "▁", "<s>", "  ",
+    ];
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        PARTS[(state >> 33) as usize % PARTS.len()]
+    };
+    (0..400).map(|_| next()).collect()
+}
+
+#[test]
+fn texts_in_pieces_have_the_ids_of_the_whole() {
+    let prose = "The stem bolt is tightened to 5 newton metres.\nThen the saddle\nis set 12 cm über dem Rahmen, it's naïve";
+    let mut texts = vec![TEXTS.join(" "), prose.repeat(10), " leading".repeat(20), String::new()];
+    texts.extend((0..20).map(random_text));
+    let mut tokenizers = vec![tiny("llama"), tiny("phi3"), from_gguf(&sentence_piece().0).unwrap()];
+    for file in ["SmolLM2-135M-Instruct.Q4_1", "qwen2.5-coder-0.5b-instruct-q4_k_m", "gemma-3-270m-q4_k_m"] {
+        let path = real_model(&format!("{file}.gguf"));
+        tokenizers.extend(path.map(|path| Tokenizer::from_gguf(&Gguf::open(&path).unwrap()).unwrap()));
+    }
+    for (index, tokenizer) in tokenizers.iter().enumerate() {
+        let mut pieces = 0;
+        for text in &texts {
+            for specials in [Specials::Parse, Specials::Plain] {
+                pieces += piecewise::tests::check(&tokenizer.pipeline, text, specials);
+            }
+        }
+        eprintln!(
+            "tokenizer {index}: {pieces} pieces, words are spanned: {}",
+            tokenizer.pipeline.spans_words()
+        );
+        assert!(pieces > 1000 || tokenizer.pipeline.spans_words(), "{pieces}");
+    }
 }
 
 #[test]

@@ -214,6 +214,9 @@ fn check(value: &Value, what: &str, supported: &[&str]) -> Result<(), String> {
                 "the {what} '{kind}' is not supported; supported are {supported} and sequences of them"
             ));
         }
+        if kind == "Prepend" && part.get("prepend").is_some_and(|prepend| prepend == "") {
+            return Err(format!("the {what} 'Prepend' has nothing to prepend; remove it from the file"));
+        }
         let pattern = part.get("pattern").map(|p| p.get("String").or(p.get("Regex")).unwrap_or(p));
         if pattern.is_some_and(|p| p.as_str().is_none_or(str::is_empty)) {
             return Err(format!("the {what} '{kind}' has no pattern"));

@@ -65,6 +65,8 @@ struct Vocabulary {
     outside_texts: HashMap<u32, String>,
     added: Vec<u32>,
     size: usize,
+    /// Whether a token has the end of a word and the space behind it.
+    spans_words: bool,
 }
 
 impl Pipeline {
@@ -84,25 +86,30 @@ impl Pipeline {
         Ok(Self { vocabulary, start, inside, prefix })
     }
 
-    /// The ids of a text that stands alone.
-    pub(super) fn encode(&self, text: &str, specials: Specials) -> Result<Vec<u32>> {
+    /// The ids of a text that stands alone, in one piece.
+    pub(super) fn encode_whole(&self, text: &str, specials: Specials) -> Result<Vec<u32>> {
         self.start.encode(&self.vocabulary, text, specials)
     }
 
-    /// The ids of a text that comes after the token `last`.
-    pub(super) fn encode_after(&self, last: u32, text: &str, specials: Specials) -> Result<Vec<u32>> {
+    /// The ids of a text that comes after the token `last`, in one piece.
+    pub(super) fn encode_whole_after(&self, last: u32, text: &str, specials: Specials) -> Result<Vec<u32>> {
         let vocabulary = &self.vocabulary;
         match (&self.inside, self.prefix) {
-            (None, _) => self.encode(text, specials),
+            (None, _) => self.encode_whole(text, specials),
             (Some(inside), Prefix::First) => inside.encode(vocabulary, text, specials),
-            _ if self.is_added(last) => self.encode(text, specials),
+            _ if self.is_added(last) => self.encode_whole(text, specials),
             (Some(inside), _) => {
                 let (head, tail) = text.split_at(self.start.first_added(text, specials));
                 let mut ids = inside.encode(vocabulary, head, specials)?;
-                ids.extend(self.encode(tail, specials)?);
+                ids.extend(self.encode_whole(tail, specials)?);
                 Ok(ids)
             }
         }
+    }
+
+    /// Whether a token has the end of a word and the space behind it.
+    pub(super) fn spans_words(&self) -> bool {
+        self.vocabulary.spans_words
     }
 
     pub(super) fn token_id(&self, text: &str) -> Option<u32> {
@@ -182,6 +189,20 @@ fn is_ordinary(token: &AddedToken) -> bool {
     !token.special && !is_markup(&token.content)
 }
 
+/// The characters of vocabularies that stand for a space and a line break.
+const SPACES: [char; 4] = ['▁', 'Ġ', 'Ċ', '\n'];
+
+/// Whether a token has a letter or digit with a space or line break behind it, so that a text cannot be cut between the two.
+pub(super) fn spans_words(token: &str) -> bool {
+    let mut before = None;
+    token.chars().any(|c| {
+        let is_space = SPACES.contains(&c);
+        let spans = is_space && before.is_some_and(|before: char| before.is_alphanumeric());
+        before = (!is_space).then_some(c);
+        spans
+    })
+}
+
 /// Whether a token looks like markup: `<tool_call>`, `[INST]`.
 pub(super) fn is_markup(token: &str) -> bool {
     let text = token.trim_matches(|c: char| c.is_whitespace() || c == '▁');
@@ -231,6 +252,7 @@ impl Vocabulary {
         if let Some(text) = unknown.as_ref().filter(|text| !vocab.contains_key(*text)) {
             return Err(wrong(format!("the unknown token '{text}' is not in the vocabulary")));
         }
+        let spans_words = vocab.keys().any(|token| spans_words(token));
         let mut builder = BPE::builder()
             .vocab_and_merges(vocab.into_iter().collect::<Vocab>(), kept)
             .fuse_unk(spec.fuse_unknown)
@@ -241,7 +263,7 @@ impl Vocabulary {
         }
         let bpe = builder.build().map_err(|e| wrong(format!("the vocabulary cannot be used: {e}")))?;
         let size = greatest.map_or(0, |id| id as usize + 1);
-        Ok(Self { bpe, outside, outside_texts, added: added.into_keys().collect(), size })
+        Ok(Self { bpe, outside, outside_texts, added: added.into_keys().collect(), size, spans_words })
     }
 }
 
