@@ -5,6 +5,7 @@
 //! ([`ChatTemplate::split`]); a rendered text is never searched for a user's. Definitions, calls and results of
 //! tools are users' texts as well, also where a template writes them as JSON.
 
+mod bounds;
 mod environment;
 mod message;
 mod pieces;
@@ -79,16 +80,18 @@ impl ChatTemplate {
     /// A template from its source, and the text of the BOS and EOS tokens that it may write.
     ///
     /// # Errors
-    /// [`ModelError::ChatTemplate`] if it is no valid template.
+    /// [`ModelError::ChatTemplate`] if it is no valid template, or has more than 64 KiB.
     pub fn new(source: &str, bos: Option<&str>, eos: Option<&str>) -> Result<Self> {
+        bounds::check_size(source.len() as u64)?;
         placeholder::check_source(source)?;
         let environment = |marks| {
             environment::environment(source, marks)
                 .map_err(|e| template_error(format!("is not valid: {}", describe(&e))))
         };
+        let (environment, marking) =
+            bounds::on_large_stack(|| Ok((environment(false)?, environment(true)?)))?;
         let bos_eos = BosEos { bos: bos.map(str::to_owned), eos: eos.map(str::to_owned) };
-        let (source, marking) = (source.to_owned(), environment(true)?);
-        Ok(Self { environment: environment(false)?, source, marking, bos_eos })
+        Ok(Self { source: source.to_owned(), environment, marking, bos_eos })
     }
 
     /// The template's source.
@@ -124,18 +127,20 @@ impl ChatTemplate {
     ) -> Result<String> {
         // As in transformers: absent tools are none, not undefined; an absent token is undefined.
         let text = |token: &Option<String>| token.as_deref().map_or(Value::UNDEFINED, Value::from);
-        let written = environment.get_template(environment::NAME).and_then(|template| {
-            template.render(context! {
-                messages => texts.messages(turns, tools),
-                add_generation_prompt => add_generation_prompt,
-                enable_thinking => thinking,
-                bos_token => text(&self.bos_eos.bos),
-                eos_token => text(&self.bos_eos.eos),
-                tools => texts.tools(tools),
-                documents => Value::from(()),
-            })
-        });
-        written.map_err(|e| template_error(format!("cannot write this conversation: {}", describe(&e))))
+        let context = context! {
+            messages => texts.messages(turns, tools),
+            add_generation_prompt => add_generation_prompt,
+            enable_thinking => thinking,
+            bos_token => text(&self.bos_eos.bos),
+            eos_token => text(&self.bos_eos.eos),
+            tools => texts.tools(tools),
+            documents => Value::from(()),
+        };
+        bounds::on_large_stack(|| {
+            let template = environment.get_template(environment::NAME);
+            let written = template.and_then(|template| template.render(context));
+            written.map_err(|e| template_error(format!("cannot write this conversation: {}", describe(&e))))
+        })
     }
 }
 
@@ -155,15 +160,10 @@ fn gguf_source(gguf: &Gguf) -> Result<Option<String>> {
 }
 
 fn folder_source(folder: &Path) -> Result<Option<String>> {
-    /// Real ones have up to some 20 KiB.
-    const MAX: u64 = 1 << 20;
     let path = folder.join("chat_template.jinja");
     if path.is_file() {
         let io = |source| ModelError::Io { path: path.clone(), source };
-        let size = std::fs::metadata(&path).map_err(io)?.len();
-        if size > MAX {
-            return Err(template_error(format!("in {} has {size} bytes, more than {MAX}", path.display())));
-        }
+        bounds::check_size(std::fs::metadata(&path).map_err(io)?.len())?;
         return std::fs::read_to_string(&path).map_err(io).map(Some);
     }
     for name in ["chat_template.json", "tokenizer_config.json"] {
@@ -193,6 +193,10 @@ fn chosen(source: Source, path: &Path) -> Result<String> {
 #[cfg(test)]
 #[path = "chat_template_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "chat_template/bounds_tests.rs"]
+mod bounds_tests;
 
 #[cfg(test)]
 #[path = "chat_template/tools_tests.rs"]

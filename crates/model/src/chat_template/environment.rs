@@ -10,13 +10,11 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value,
 use minijinja_contrib::pycompat::unknown_method_callback;
 use serde::Serialize;
 
+use super::bounds::{FUEL, charge_json};
 use super::placeholder::marked_json;
 
 /// The name of the one template.
 pub(super) const NAME: &str = "chat_template";
-
-/// Instructions that a rendering may take: a message takes some hundred.
-const FUEL: u64 = 20_000_000;
 
 /// An environment with the template in it. Where `marks` is set, JSON is written with [marks](marked_json), so that a
 /// rendered text can be cut at users' texts.
@@ -28,20 +26,23 @@ pub(super) fn environment(source: &str, marks: bool) -> Result<Environment<'stat
     environment.set_fuel(Some(FUEL));
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", |format: String| strftime(&format, seconds_now()));
-    let json = move |value: &Value, indent: Option<usize>| {
+    let json = move |state: &State<'_, '_>, value: &Value, indent: Option<usize>| {
+        charge_json(state, value)?;
         let json = to_json(value, indent)?;
         Ok(if marks { marked_json(&json) } else { json })
     };
-    environment.add_filter("tojson", move |value: &Value, kwargs: Kwargs| json(value, kwargs.get("indent")?));
-    environment.add_filter("string", move |value: &Value| match is_json(value) {
-        true => json(value, None),
+    environment.add_filter("tojson", move |state: &State<'_, '_>, value: &Value, kwargs: Kwargs| {
+        json(state, value, kwargs.get("indent")?)
+    });
+    environment.add_filter("string", move |state: &State<'_, '_>, value: &Value| match is_json(value) {
+        true => json(state, value, None),
         false => Ok::<String, Error>(value.to_string()),
     });
     // As in Python, none is not iterable: templates ask so whether there are tools.
     environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     environment.set_formatter(move |out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value| {
         match is_json(value) {
-            true => out.write_str(&json(value, None)?).map_err(Error::from),
+            true => out.write_str(&json(state, value, None)?).map_err(Error::from),
             false => escape_formatter(out, state, value),
         }
     });

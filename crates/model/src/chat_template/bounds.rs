@@ -1,0 +1,64 @@
+//! Bounds on memory, time and stack that a template may take: it comes with a model, and a model may come from anyone.
+//!
+//! The template engine counts fuel for instructions, for items and for bytes that are made, and compares values and writes them by
+//! recursion. Fuel therefore bounds how deep values are, and the stack is large enough for that depth.
+
+use minijinja::value::ValueKind;
+use minijinja::{Error, ErrorKind, State, Value};
+
+use crate::error::{Result, template_error};
+
+/// Bytes of a template. Real ones have up to some 20 KiB.
+pub(super) const MAX_SOURCE: usize = 64 << 10;
+/// Fuel of a rendering. An instruction takes one, as do 64 bytes that are made; a message takes some hundred.
+pub(super) const FUEL: u64 = 1_000_000;
+/// Bytes of the stack of a thread that compiles or renders, of which only those in use take memory. Compiling [`MAX_SOURCE`] bytes of
+/// operators takes some 32 MiB. [`FUEL`] gives values 600,000 levels deep, and half a KiB of stack writes a level.
+const STACK: usize = 512 << 20;
+/// Levels of a value that is written as JSON. Tools and arguments have at most 128, which is the limit of their parser.
+const MAX_DEPTH: usize = 256;
+
+/// Refuses a template that is too large to be one.
+pub(super) fn check_size(bytes: u64) -> Result<()> {
+    if bytes > MAX_SOURCE as u64 {
+        return Err(template_error(format!("has {bytes} bytes, more than the limit of {MAX_SOURCE}")));
+    }
+    Ok(())
+}
+
+/// Runs `work` on a thread with a stack that no template overflows. A panic of the template engine is an error.
+pub(super) fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        let builder = std::thread::Builder::new().name("chat template".to_owned()).stack_size(STACK);
+        let thread = builder
+            .spawn_scoped(scope, work)
+            .map_err(|error| template_error(format!("has no thread to run on: {error}")))?;
+        let panicked = |_| Err(template_error("makes the template engine panic".to_owned()));
+        thread.join().unwrap_or_else(panicked)
+    })
+}
+
+/// Takes the fuel for writing a value as JSON, and refuses one that is too deep or lies in itself.
+pub(super) fn charge_json(state: &State<'_, '_>, value: &Value) -> Result<(), Error> {
+    charge(state, value, MAX_DEPTH)
+}
+
+fn charge(state: &State<'_, '_>, value: &Value, depth: usize) -> Result<(), Error> {
+    let bytes = value.as_str().map_or(0, str::len);
+    state.consume_fuel(1 + bytes as u64 / 64)?;
+    let is_map = value.kind() == ValueKind::Map;
+    if !is_map && value.kind() != ValueKind::Seq {
+        return Ok(());
+    }
+    if depth == 0 {
+        let message = format!("a value of more than {MAX_DEPTH} levels cannot be written");
+        return Err(Error::new(ErrorKind::InvalidOperation, message));
+    }
+    for item in value.try_iter()? {
+        if is_map {
+            charge(state, &value.get_item(&item)?, depth - 1)?;
+        }
+        charge(state, &item, depth - 1)?;
+    }
+    Ok(())
+}
