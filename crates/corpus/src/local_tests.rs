@@ -367,7 +367,7 @@ fn a_damaged_file_gives_no_wrong_text() {
             Err(error) => {
                 let error = error.to_string();
                 assert!(
-                    error.contains("documents.redb\" is damaged: ") && error.contains("move it away"),
+                    error.contains("documents.redb is damaged: ") && error.contains("move it away"),
                     "{error}"
                 );
                 told += 1;

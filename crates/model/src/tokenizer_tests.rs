@@ -529,7 +529,7 @@ fn random_text(seed: u64) -> String {
 fn texts_in_pieces_have_the_ids_of_the_whole() {
     let prose = "The stem bolt is tightened to 5 newton metres.\nThen the saddle\nis set 12 cm über dem Rahmen, it's naïve";
     let mut texts = vec![TEXTS.join(" "), prose.repeat(10), " leading".repeat(20), String::new()];
-    texts.extend((0..20).map(random_text));
+    texts.extend((0..6).map(random_text));
     let mut tokenizers = vec![tiny("llama"), tiny("phi3"), from_gguf(&sentence_piece().0).unwrap()];
     for file in ["SmolLM2-135M-Instruct.Q4_1", "qwen2.5-coder-0.5b-instruct-q4_k_m", "gemma-3-270m-q4_k_m"] {
         let path = real_model(&format!("{file}.gguf"));
@@ -546,7 +546,7 @@ fn texts_in_pieces_have_the_ids_of_the_whole() {
             "tokenizer {index}: {pieces} pieces, words are spanned: {}",
             tokenizer.pipeline.spans_words()
         );
-        assert!(pieces > 1000 || tokenizer.pipeline.spans_words(), "{pieces}");
+        assert!(pieces > 100 || tokenizer.pipeline.spans_words(), "{pieces}");
     }
 }
 
