@@ -12,6 +12,7 @@ const PIECE: usize = 256 << 10;
 const CONTEXT: usize = 256;
 /// Places that are tried for the end of a piece, before the whole rest is one.
 const TRIES: usize = 64;
+
 /// Appends the ids of a text to those of the text before it, and says whether there are at most `most` of them. Where there are more,
 /// the rest of the text is not encoded.
 pub(super) fn encode_to(
@@ -35,10 +36,11 @@ fn encode_by(
     let mut rest = text;
     loop {
         let (head, tail) = rest.split_at(end_of_piece(piece, pipeline, rest, specials)?);
-        ids.extend(match ids.last() {
+        let more = match ids.last() {
             Some(last) => pipeline.encode_whole_after(*last, head, specials)?,
             None => pipeline.encode_whole(head, specials)?,
-        });
+        };
+        ids.extend(more);
         if ids.len() > most || tail.is_empty() {
             return Ok(ids.len() <= most);
         }
