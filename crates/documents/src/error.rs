@@ -75,6 +75,11 @@ impl ReadError {
         ReadError::TooLarge { what, limit: format!("{} MiB", bytes >> 20) }
     }
 
+    /// A file of another kind than those that are read.
+    pub(crate) fn no_text_format(format: &'static str) -> Self {
+        ReadError::Unsupported { format, remedy: "PDF, DOCX, HTML, Markdown, text and JSONL are" }
+    }
+
     /// Whether a table's rows and cells are within their limit.
     ///
     /// # Errors

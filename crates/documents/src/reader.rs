@@ -55,6 +55,21 @@ const EXTENSIONS: [(&str, Format); 11] = [
     ("docx", Format::Docx),
 ];
 
+/// The first bytes of files that hold no text, as people have them beside their documents.
+const SIGNATURES: [(&[u8], &str); 11] = [
+    (b"\x89PNG", "an image"),
+    (b"\xFF\xD8\xFF", "an image"),
+    (b"GIF87a", "an image"),
+    (b"GIF89a", "an image"),
+    (b"II*\0", "an image"),
+    (b"MM\0*", "an image"),
+    (b"\x1F\x8B", "an archive"),
+    (b"\xFD7zXZ", "an archive"),
+    (b"7z\xBC\xAF", "an archive"),
+    (b"Rar!\x1A", "an archive"),
+    (b"\x7FELF", "a program"),
+];
+
 /// Reads the documents of one file that others have sent: its bytes, and its name for the format and the title.
 ///
 /// The bytes decide the format where they can (PDF, zip, HTML without a known extension), then the extension; other files are
@@ -103,6 +118,9 @@ fn format(bytes: &[u8], name: &str) -> Result<Format, ReadError> {
         || bytes.starts_with(b"%PDF-")
     {
         return Ok(Format::Pdf);
+    }
+    if let Some((_, format)) = SIGNATURES.iter().find(|(signature, _)| bytes.starts_with(signature)) {
+        return Err(ReadError::no_text_format(format));
     }
     match bytes {
         [b'P', b'K', 3, 4, ..] => Ok(Format::Docx),

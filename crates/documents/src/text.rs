@@ -3,7 +3,7 @@
 use crate::document::Document;
 use crate::error::ReadError;
 
-/// The text of bytes in UTF-8, or in UTF-16 where a byte order mark says so.
+/// The text of bytes in UTF-8, or in UTF-16 where a byte order mark says so. Text in UTF-8 has no zero byte.
 pub(crate) fn decode(bytes: &[u8]) -> Result<String, ReadError> {
     let wide = match bytes {
         [0xFF, 0xFE, rest @ ..] => Some((rest, u16::from_le_bytes as fn([u8; 2]) -> u16)),
@@ -19,6 +19,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<String, ReadError> {
                 .filter(|_| odd == 0)
                 .ok_or_else(|| ReadError::malformed("UTF-16 text", "half a character"))
         }
+        None if bytes.contains(&0) => Err(ReadError::no_text_format("a binary file")),
         None => {
             let bytes = bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes);
             let text =

@@ -55,6 +55,21 @@ fn files_that_cannot_be_read_say_why_in_a_line() {
 }
 
 #[test]
+fn what_holds_no_text_is_named() {
+    let kinds: [(&[u8], &str, &str); 5] = [
+        (b"\x89PNG\r\n\x1A\n", "wheel.png", "an image"),
+        (b"\xFF\xD8\xFF\xE0", "wheel.txt", "an image"),
+        (b"\x1F\x8B\x08", "notes.txt.gz", "an archive"),
+        (b"\x7FELF\x02", "refrain", "a program"),
+        (b"MZ\x90\0\x03", "a.exe", "a binary file"),
+    ];
+    for (bytes, name, kind) in kinds {
+        let expected = format!("{kind} is not read; PDF, DOCX, HTML, Markdown, text and JSONL are");
+        assert_eq!(read(bytes, name).unwrap_err().to_string(), expected, "{name}");
+    }
+}
+
+#[test]
 fn one_bad_file_does_not_stop_the_others() {
     let reading = read_path(&samples());
     let failed: Vec<_> =
