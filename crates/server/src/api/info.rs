@@ -45,6 +45,8 @@ pub(super) struct ModelDefaults {
     numerics: String,
     /// Whether only chunks of these numerics are used.
     strict_numerics: bool,
+    /// Most bytes of a request's body.
+    max_body_bytes: usize,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -88,6 +90,7 @@ fn model_response(app: &App) -> ModelResponse {
         evict: options.evict.clone(),
         numerics: engine.numerics().to_owned(),
         strict_numerics: engine.settings().strict_numerics,
+        max_body_bytes: options.max_body,
     };
     ModelResponse {
         refrain,
