@@ -6,6 +6,7 @@ Pictures go into the folder. Ends with status 77 where Playwright or Chromium is
 """
 
 import os
+import re
 import shutil
 import sys
 
@@ -62,6 +63,26 @@ PALE = """() => {
   const ratio = name => { const [a, b] = [color(name), color('card')].map(lightness).sort((x, y) => y - x); return (a + .05) / (b + .05); };
   return kinds.filter(kind => !(ratio(kind) >= 3)).map(kind => kind + ' ' + ratio(kind));
 }"""
+# Answers questions in the server's place with `answer`: its lines, the milliseconds before each, why it ends, and its documents. What it is asked
+# is in `asked`.
+STAND_IN = """() => {
+  const real = fetch, bytes = new TextEncoder();
+  Object.assign(window, { asked: [], answer: null, fetch: (path, options) => {
+    if (!path.endsWith('/chat/completions')) return real(path, options);
+    const { lines, pause, end, documents } = window.answer;
+    const stats = { prompt_tokens: 9, document_tokens: 0, prefix_tokens: 0, cached_tokens: 0, recomputed_tokens: 0, kept_tokens: 9, ttft: 1, kv_bytes_held: 1 };
+    const choice = (content, finish_reason) => JSON.stringify({ choices: [{ delta: { content }, finish_reason }] });
+    const events = [...Array(lines).keys()].map(i => choice(`Line ${i}.\\n`, null));
+    events.push(choice('', end), JSON.stringify({ refrain: { stats, documents } }), '[DONE]');
+    window.asked.push(JSON.parse(options.body));
+    return Promise.resolve(new Response(new ReadableStream({ async pull(stream) {
+      await new Promise(resume => setTimeout(resume, pause));
+      if (options.signal.aborted) return stream.error(options.signal.reason);
+      stream.enqueue(bytes.encode(`data: ${events.shift()}\\n\\n`));
+      if (!events.length) stream.close();
+    } })));
+  } });
+}"""
 NAMELESS = """() => [...document.querySelectorAll('button, input, textarea, select, summary')].filter(e => e.checkVisibility())
   .filter(e => !(e.getAttribute('aria-label') || (e.matches('select, textarea') ? '' : e.textContent) || [...e.labels ?? []].map(l => l.textContent).join('')).trim())
   .map(e => e.outerHTML)"""
@@ -83,12 +104,25 @@ def reach(page, selector):
 
 def read(page, when):
     texts, faint = page.evaluate(FAINT)
-    assert texts > 20, f"{when}: {texts} texts"
+    assert texts > 10, f"{when}: {texts} texts"
     assert not faint, f"{when}: too faint: {faint}"
     nameless = page.evaluate(NAMELESS)
     assert not nameless, f"{when}: without a name: {nameless}"
     wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     assert wide <= 0, f"{when}: {wide} px too wide"
+
+
+def open_box(page, box):
+    """Unfolds a part of the page that is folded on phones."""
+    if page.locator(box).get_attribute("open") is None:
+        reach(page, f"{box} > summary")
+        page.keyboard.press("Enter")
+
+
+def start(page):
+    page.goto(URL)
+    # The documents come last.
+    page.wait_for_selector("#documents li", state="attached")
 
 
 def ask(page, question, turns):
@@ -111,6 +145,95 @@ def tokens(article):
     assert article.locator(".stack i").count() == len(found)
     assert "First token after" in article.locator(".numbers").last.inner_text()
     return found
+
+
+def letters(text):
+    return re.sub(r"\W", "", text)
+
+
+def add(page, text, kept):
+    """Adds a text by keyboard. What is typed meanwhile is not lost."""
+    reach(page, "#text")
+    page.keyboard.type(text)
+    reach(page, "#add button")
+    page.keyboard.press("Enter")
+    assert page.locator("#text").input_value() == "", "the form is free for the next text at once"
+    page.locator("#text").fill("Typed meanwhile")
+    page.wait_for_function("n => document.querySelectorAll('#documents li input').length === n", arg=kept + 1, timeout=60_000)
+    page.wait_for_function("() => document.getElementById('adding').textContent.startsWith('Added')")
+    assert page.locator("#text").input_value() == "Typed meanwhile"
+    page.locator("#text").fill("")
+
+
+def choose(page):
+    """What the next answers are from, where the server's answers do not matter."""
+    source = lambda: page.locator("#settings").evaluate("form => form.elements.from.value")
+    answer = lambda **how: page.evaluate("how => { answer = how; }", {"lines": 1, "pause": 0, "end": "stop", "documents": [], **how})
+    asked = lambda: page.evaluate("asked.at(-1).documents")
+    page.evaluate(STAND_IN)
+    reach(page, "#question")
+    answer()
+    ask(page, "Is there anything?", 1)
+    assert source() == "search", "where no document was found there are none to keep"
+    assert page.get_by_text("No document was found").count() == 2
+    tick = page.locator("#documents li input").first
+    tick.check()
+    assert source() == "chosen", "a tick chooses the document"
+    tick.uncheck()
+    assert source() == "search"
+    tick.check()
+    page.locator("#question").focus()
+    known = {"id": tick.get_attribute("value"), "title": "", "chunks": [{"part": 0, "of": 1}]}
+    answer(documents=[known], end="length")
+    ask(page, "And now?", 2)
+    assert asked() == [{"id": known["id"]}] and source() == "same", (asked(), source())
+    assert page.locator(".turn").nth(1).get_by_text("Cut off at 512 tokens").count() == 2
+    tick.uncheck()
+    page.locator("#anew").click()
+    assert source() == "search"
+    answer(lines=200, pause=10)
+    page.keyboard.type("A long one?")
+    page.keyboard.press("Enter")
+    lines = "n => document.querySelector('.turn .text')?.textContent.split('Line').length > n"
+    page.wait_for_function(lines, arg=50)
+    end = "() => document.querySelector('.turn .text').getBoundingClientRect().bottom - document.getElementById('ask').getBoundingClientRect().top"
+    assert page.evaluate(end) <= 1, "the end of an answer stays in sight"
+    up = page.evaluate("() => { scrollBy({ top: -200, behavior: 'instant' }); return scrollY; }")
+    page.wait_for_function(lines, arg=70)
+    assert page.evaluate("scrollY") == up and page.evaluate(end) > 200, "who scrolls up stays there"
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#go:not([disabled])")
+    assert source() == "search"
+    answer()
+    ask(page, "And then?", 2)
+    assert asked() == "search", "of an answer that was stopped no document is known"
+    page.locator("#anew").click()
+
+
+def tend(page):
+    """Pins and removes a document by keyboard. The focus stays, or goes to the next."""
+    page.on("dialog", lambda dialog: dialog.accept())
+    rows = page.locator("#documents li")
+    kept, after = rows.count(), rows.nth(1).locator("bdi").inner_text()
+    reach(page, "#documents li button")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.activeElement.textContent === 'unpin'")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.wait_for_function("n => document.querySelectorAll('#documents li').length === n", arg=kept - 1)
+    assert page.evaluate("document.activeElement.ariaLabel") == f"remove {after}"
+
+
+def load_anew(page):
+    """What was said, and what was not yet asked, is there when the page is loaded anew."""
+    said = page.locator("#turns").text_content()
+    page.locator("#question").fill("A draft")
+    page.reload()
+    page.wait_for_selector("#documents li", state="attached")
+    assert page.locator("#turns").text_content() == said
+    page.wait_for_function("() => document.getElementById('same').querySelector('input').checked")
+    assert page.locator("#question").input_value() == "A draft" and page.locator("#tokens").input_value() == "12"
+    page.locator("#question").fill("")
 
 
 def converse(page, name, sent):
@@ -136,7 +259,9 @@ def converse(page, name, sent):
         found = tokens(answer)
         assert found["prefix"] > found["fresh"] and "reused" not in found, f"{name}: the second turn goes on from the first: {found}"
         roles = [message["role"] for message in body["messages"]]
-        assert roles == ["user", "assistant", "user"] and body["messages"][1]["content"].strip() == said, body
+        assert roles == ["user", "assistant", "user"], body
+        # Markdown's marks are not shown.
+        assert letters(body["messages"][1]["content"]) == letters(said), body
         assert body["documents"][0]["parts"], body
     assert page.locator("#same input").is_checked()
     reach(page, "#legend summary")
@@ -173,23 +298,27 @@ def use(browser, name, width, height, scheme):
     page.on("console", lambda line: faults.append(line.text) if line.type == "error" else None)
     page.on("request", lambda request: asked.append(request.url))
     page.on("request", lambda request: sent.append(request.post_data_json) if request.url.endswith("/chat/completions") else None)
-    page.goto(URL)
-    # The documents come last.
-    page.wait_for_selector("#documents li")
+    start(page)
     read(page, f"{name}, at first")
-    kept = page.locator("#documents li input").count()
-    reach(page, "#text")
-    page.keyboard.type(f"{TEXT} This is page {name}.")
-    reach(page, "#add button")
-    page.keyboard.press("Enter")
-    page.wait_for_function("n => document.querySelectorAll('#documents li input').length === n", arg=kept + 1, timeout=60_000)
+    for box in ("#drop", "#next"):
+        open_box(page, box)
+    read(page, f"{name}, unfolded")
+    add(page, f"{TEXT} This is page {name}.", page.locator("#documents li input").count())
+    if name == "wide-light":
+        choose(page)
+        # The server answers again.
+        start(page)
+    open_box(page, "#next")
     reach(page, "#tokens")
     page.keyboard.press("Control+a")
     page.keyboard.type("12")
     reach(page, "#question")
     converse(page, name, sent)
+    load_anew(page)
     assert not faults, f"{name}: {faults}"
     begin_anew(page)
+    if name == "wide-dark":
+        tend(page)
     strangers = [url for url in asked if not url.startswith((URL, "data:"))]
     assert not strangers, f"{name}: asked elsewhere: {strangers}"
     # The one refused request of each method.

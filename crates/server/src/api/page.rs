@@ -16,13 +16,15 @@ const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// Files that the page loads: path, content type and text.
-const FILES: [(&str, &str, &str); 6] = [
+const FILES: [(&str, &str, &str); 8] = [
     ("/page/page.css", CSS, include_str!("../page/page.css")),
     ("/page/page.js", SCRIPT, include_str!("../page/page.js")),
     ("/page/common.js", SCRIPT, include_str!("../page/common.js")),
     ("/page/documents.js", SCRIPT, include_str!("../page/documents.js")),
+    ("/page/files.js", SCRIPT, include_str!("../page/files.js")),
     ("/page/conversation.js", SCRIPT, include_str!("../page/conversation.js")),
     ("/page/answer.js", SCRIPT, include_str!("../page/answer.js")),
+    ("/page/markdown.js", SCRIPT, include_str!("../page/markdown.js")),
 ];
 
 /// `GET /` and what the page there loads.

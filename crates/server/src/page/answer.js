@@ -1,6 +1,7 @@
 // One method's answer: its text as it comes, where the keys and values of its prompt came from, and what it took.
 
-import { bytes, count, events, make, request, seconds } from "./common.js";
+import { $, bytes, count, events, fault, make, request, seconds } from "./common.js";
+import { render } from "./markdown.js";
 
 /// Kinds of tokens of a prompt, in the order of a bar: class and name.
 const KINDS = [["prefix", "Exact prefix"], ["reused", "Reused"], ["recomputed", "Recomputed"], ["fresh", "Computed"], ["left", "Left out"]];
@@ -21,37 +22,72 @@ function account({ prompt_tokens: all, document_tokens: documents, prefix_tokens
 const references = (documents) => documents.map(({ id, chunks }) => ({ id, parts: chunks.map(({ part }) => part) }));
 
 /// The documents of an answer in words.
-const inWords = (documents) => documents.map(({ title, chunks }) =>
-  chunks.length === chunks[0]?.of ? title : `${title} (${count(chunks.length, "part")} of ${chunks[0].of})`).join(", ");
+const inWords = (documents) => documents.flatMap(({ title, chunks }, i) =>
+  [i ? ", " : "", make("bdi", { textContent: title }), chunks.length === chunks[0]?.of ? "" : ` (${count(chunks.length, "part")} of ${chunks[0].of})`]);
+
+/// Copies a text, also where the page was not loaded safely and the browser has no clipboard for it.
+async function copy(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const field = make("textarea", { value: text });
+  document.body.append(field);
+  field.select();
+  document.execCommand("copy");
+  field.remove();
+}
 
 export class Answer {
+  /// `note` says what the answer goes on from.
   constructor(method, note) {
-    this.method = method;
-    this.said = "";
-    this.text = make("p", { className: "text" });
+    Object.assign(this, { method, note, said: "", end: "", kept: [] });
+    this.text = make("div", { className: "text" });
     this.text.setAttribute("aria-live", "polite");
-    this.note = make("p", { className: "hint", textContent: note });
+    this.last = make("p", { className: "hint" });
     this.details = make("div");
-    this.kept = [];
-    this.node = make("article", {}, make("h4", { textContent: method }), this.note, this.text, this.details);
+    this.copy = make("button", { type: "button", className: "quiet", textContent: "Copy", hidden: true, ariaLabel: `Copy the answer by ${method}` });
+    this.copy.onclick = async () => {
+      await copy(this.said);
+      this.copy.focus();
+      this.copy.textContent = $("told").textContent = "Copied";
+      setTimeout(() => { this.copy.textContent = "Copy"; }, 2000);
+    };
+    const head = make("div", { className: "row head" }, make("h4", { textContent: method }), this.copy);
+    this.node = make("article", {}, head, make("p", { className: "hint", textContent: note }), this.text, this.last, this.details);
     this.node.ariaLabel = `Answer by ${method}`;
   }
 
-  /// Asks for the answer; `same` says that its documents are those of the answer before.
-  async run(body, same, signal) {
-    [this.bounded, this.same] = [body.refrain.evict !== "full", same];
+  /// An answer as it was shown before the page was loaded anew.
+  static of(saved) {
+    const answer = Object.assign(new Answer(saved.method, saved.note), saved);
+    answer.say("");
+    answer.finish(answer.end || (answer.result ? "" : "Stopped."));
+    answer.show();
+    return answer;
+  }
+
+  toJSON() {
+    const { method, note, said, end, kept, result, asked, same, bounded } = this;
+    return { method, note, said, end, kept, result, asked, same, bounded };
+  }
+
+  /// Asks for the answer; `same` says that its documents are those of the answer before, and `grown` is called when there is more of it.
+  async run(body, same, signal, grown) {
+    Object.assign(this, { asked: body.documents, bounded: body.refrain.evict !== "full", same });
     // Read out when it is whole, not word by word.
     this.text.ariaBusy = "true";
     try {
       const options = { method: "POST", body: JSON.stringify(body), signal };
       for await (const event of events(await request("v1/chat/completions", options))) {
-        if (event.error) throw new Error(event.error.message);
-        this.say(event.choices[0]?.delta?.content ?? "");
+        if (event.error) throw fault(event.error);
+        const [choice] = event.choices ?? [];
+        if (choice?.delta?.content) this.say(choice.delta.content);
+        if (choice?.finish_reason === "length") this.finish(`Cut off at ${count(body.max_tokens, "token")}, as many as “At most” allows.`);
         if (event.refrain?.retained) this.kept.push(event.refrain.retained);
         if (event.refrain?.stats) this.result = event.refrain;
+        grown();
       }
     } catch (error) {
-      this.note.append(error.name === "AbortError" ? " Stopped." : ` No ${this.said ? "more of the " : ""}answer: ${error.message}`);
+      if (same && error.code === "not_found") error.message = "A document of the earlier turns was removed: choose others under “From”.";
+      this.finish(error.name === "AbortError" ? "Stopped." : `No ${this.said ? "more of the " : ""}answer: ${error.message}`);
       throw error;
     } finally {
       this.text.ariaBusy = "false";
@@ -61,20 +97,37 @@ export class Answer {
 
   say(text) {
     this.said += text;
-    this.text.append(text);
+    render(this.text, this.said);
+    this.copy.hidden = !this.said;
   }
+
+  /// Says below the text how it ended, unless by itself.
+  finish(end) { this.last.textContent = this.end = end; }
 
   get stats() { return this.result?.stats; }
 
-  get documents() { return this.result && references(this.result.documents); }
+  /// The documents that a further request names: those of the answer, or those that it was asked from if it was not finished.
+  get documents() { return this.result ? references(this.result.documents) : this.asked ?? []; }
+
+  /// Whether it had documents, as far as is known.
+  get hasDocuments() { return Array.isArray(this.documents) && this.documents.length > 0; }
+
+  /// Leaves out a document that is no longer there.
+  forget(id) {
+    const others = (documents) => documents.filter((document) => document.id !== id);
+    if (Array.isArray(this.asked)) this.asked = others(this.asked);
+    if (this.result) this.result.documents = others(this.result.documents);
+  }
 
   show() {
     if (!this.stats) return;
     const { documents, explanation } = this.result;
     this.times = make("dl", { className: "numbers" });
     this.details.replaceChildren(...this.prompt(), this.times, ...(this.bounded ? this.strip() : []));
-    if (explanation) this.details.append(...shaded(explanation.chunks));
-    else if (documents.length) this.details.append(make("p", { className: "hint", textContent: `From ${this.same ? "the same documents" : inWords(documents)}.` }));
+    const hint = (...said) => this.details.append(make("p", { className: "hint" }, ...said));
+    if (documents.length === 0 && this.asked === "search") hint("No document was found: answered by the model alone.");
+    else if (explanation) this.details.append(...shaded(explanation.chunks));
+    else if (documents.length) hint("From ", ...(this.same ? ["the same documents"] : inWords(documents)), ".");
   }
 
   /// The prompt as a bar, and the numbers that it shows.
@@ -103,7 +156,7 @@ export class Answer {
     paint.fillStyle = getComputedStyle(document.body).getPropertyValue("--key");
     const step = strip.width / Math.max(64, this.kept.length);
     this.kept.forEach((n, i) => paint.fillRect(i * step, strip.height * (1 - n / most), Math.max(1, step - .5), strip.height * n / most));
-    return [make("p", { className: "hint", textContent: `Tokens in the cache, token by token: ${this.kept.at(-1)} at the end` }), strip];
+    return [make("p", { className: "hint", textContent: `Tokens in the cache, the newest one among them: ${this.kept.at(-1)} at the end` }), strip];
   }
 }
 
@@ -118,7 +171,7 @@ function shaded(chunks = []) {
       if (recomputed[i]) word.className = "again";
       return word;
     });
-    return make("details", { className: "source" }, make("summary", { textContent: label }), make("p", { className: "shaded" }, ...words));
+    return make("details", { className: "source" }, make("summary", { dir: "auto", textContent: label }), make("p", { className: "shaded" }, ...words));
   });
   return sources.length ? [key, ...sources] : [];
 }
@@ -147,7 +200,7 @@ export function compare(answers) {
 }
 
 /// What an answer took, in a sentence.
-export const summary = ({ method, stats }) => {
+export const summary = ({ method, stats, end }) => {
   const { prefix, reused, recomputed, fresh } = account(stats);
-  return `${method}: first token after ${seconds(stats.ttft)}; of ${count(stats.prompt_tokens, "prompt token")}, ${prefix} exact prefix, ${reused} reused, ${recomputed} recomputed, ${fresh} computed.`;
+  return `${method}: first token after ${seconds(stats.ttft)}; of ${count(stats.prompt_tokens, "prompt token")}, ${prefix} exact prefix, ${reused} reused, ${recomputed} recomputed, ${fresh} computed.${end && ` ${end}`}`;
 };

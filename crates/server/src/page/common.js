@@ -12,8 +12,31 @@ export const count = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
 export const bytes = (n) => n < 1 << 20 ? `${(n / 1024).toFixed(1)} KiB` : n < 1 << 30 ? `${(n / (1 << 20)).toFixed(1)} MiB` : `${(n / (1 << 30)).toFixed(2)} GiB`;
 export const seconds = (s) => s < .01 ? `${(s * 1000).toFixed(1)} ms` : s < 1 ? `${(s * 1000).toFixed(0)} ms` : `${s.toFixed(2)} s`;
 
-/// Shows an error, or takes the last one away.
+/// Shows an error at the question, or takes the last one away.
 export const tell = (error) => { $("problem").textContent = error?.message ?? error ?? ""; };
+
+/// Shows errors at the documents, or takes the last ones away. The question may be far from there.
+export const complain = (...what) => {
+  $("unread").replaceChildren(...what);
+  if (what.length) $("unread").scrollIntoView({ block: "nearest" });
+};
+
+/// Chooses what the next answers are from, as a click does: a search where what is wanted is not there.
+export const choose = (from) => {
+  const isThere = { same: !$("same").hidden, chosen: $("documents").querySelector(":checked") !== null }[from] ?? true;
+  $("settings").elements.from.value = isThere ? from : "search";
+  $("settings").dispatchEvent(new Event("change"));
+};
+
+/// What the page calls the fields of a request that the server's errors name.
+const WORDS = [["a lower max_tokens", "a lower “At most”"], ["bound the cache with refrain.evict", "choose a “Cache” that holds less"]];
+
+/// The error of a response or of an event.
+export const fault = ({ message, code }) =>
+  Object.assign(new Error(WORDS.reduce((text, [theirs, ours]) => text.replace(theirs, ours), message)), { code });
+
+/// An error with the page's own words for what the browser says of a lost connection.
+const lost = (message) => (error) => { throw error.name === "AbortError" ? error : Object.assign(new Error(message), { lost: true }); };
 
 const headers = () => {
   const key = $("key").value.trim();
@@ -21,24 +44,30 @@ const headers = () => {
 };
 
 export async function request(path, options = {}) {
-  const response = await fetch(path, { ...options, headers: headers() });
+  const response = await fetch(path, { ...options, headers: headers() }).catch(lost("The server cannot be reached."));
   if (response.ok) return response;
   const body = await response.json().catch(() => null);
-  if (response.status === 401) $("access").open = true;
-  throw new Error(body?.error?.message ?? `${response.status} ${response.statusText}`);
+  if (response.status === 401) {
+    $("access").open = true;
+    $("key").focus();
+    throw new Error($("key").value ? "The server does not know this API key: enter another one above." : "Enter your API key above.");
+  }
+  throw fault(body?.error ?? { message: `${response.status} ${response.statusText}` });
 }
 
 /// The data of server-sent events.
 export async function* events(response) {
+  const broken = lost("The connection to the server broke off.");
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let rest = ""; ;) {
-    const { value, done } = await reader.read();
-    if (done) return;
+    const { value, done } = await reader.read().catch(broken);
+    if (done) broken(new Error("no end was sent"));
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
     for (const part of parts) {
       const data = part.split("\n").filter((line) => line.startsWith("data: ")).map((line) => line.slice(6)).join("\n");
-      if (data && data !== "[DONE]") yield JSON.parse(data);
+      if (data === "[DONE]") return;
+      if (data) yield JSON.parse(data);
     }
   }
 }

@@ -1,106 +1,145 @@
-// The documents that the server keeps: a list, and what is added by hand, from files or by drag.
+// The documents that the server keeps, as a list from which they are ticked, pinned and removed.
 
-import { $, count, events, make, request, tell } from "./common.js";
+import { $, choose, complain, count, make, request } from "./common.js";
+import { forget } from "./conversation.js";
+
+/// Documents of a page of the server's list, which is in the order of their ids.
+const PAGE = 1000;
+/// Documents that are looked over without a filter.
+const FEW = 6;
+/// The rows of the documents that are known, by id.
+const rows = new Map();
+/// Pages that are listed, and whether there are more.
+let [pages, hasMore] = [1, false];
 
 /// Lists the stored documents.
 export async function showDocuments() {
-  const { data, has_more: more } = await (await request("v1/documents?limit=500")).json();
-  const ticked = new Set(chosen());
-  const item = (kept) => {
-    const tick = make("input", { type: "checkbox", value: kept.id, checked: ticked.has(kept.id) });
-    const name = make("label", {}, tick, ` ${kept.title} `, make("small", { textContent: `${kept.tokens} tokens${kept.published === false ? ", not yet shared" : ""}` }));
-    const pin = make("button", { type: "button", className: "quiet", textContent: kept.pinned ? "unpin" : "pin" });
-    pin.ariaLabel = `${pin.textContent} ${kept.title}`;
-    pin.onclick = () => change(`v1/documents/${kept.id}/pin`, { method: "POST", body: JSON.stringify({ pinned: !kept.pinned }) });
-    const gone = make("button", { type: "button", className: "quiet", textContent: "remove" });
-    gone.ariaLabel = `remove ${kept.title}`;
-    gone.onclick = () => change(`v1/documents/${kept.id}`, { method: "DELETE" });
-    return make("li", {}, name, pin, gone);
-  };
-  const last = data.length === 0 ? [make("li", { textContent: "None yet: add a text or files below." })] : more ? [make("li", { textContent: "… and more" })] : [];
-  $("documents").replaceChildren(...data.map(item), ...last);
+  const found = new Map();
+  let [after, more] = ["", true];
+  for (let page = 0; page < pages && more; page++) {
+    const list = await (await request(`v1/documents?limit=${PAGE}${after && `&after=${after}`}`)).json();
+    for (const kept of list.data) found.set(kept.id, kept);
+    [after, more] = [list.last_id ?? after, list.has_more];
+  }
+  hasMore = more;
+  // What was added here may lie behind the last page.
+  for (const id of rows.keys()) if (!found.has(id) && !(more && id > after)) rows.delete(id);
+  enter(found.values());
 }
 
-/// Ids of the documents that are ticked.
-export const chosen = () => [...$("documents").querySelectorAll("input:checked")].map((tick) => tick.value);
-
-async function change(path, options) {
-  try {
-    await request(path, options);
-    await showDocuments();
-  } catch (error) { tell(error); }
+/// Enters documents into the list, or what is new of them.
+export function enter(documents) {
+  for (const kept of documents) {
+    const row = rows.get(kept.id) ?? rows.set(kept.id, new Row()).get(kept.id);
+    row.show(kept);
+  }
+  draw();
 }
 
-/// Adds a text or a file, and gives the documents that it holds.
-async function add(document) {
-  const bar = $("progress");
-  bar.hidden = false;
-  bar.removeAttribute("value");
-  let added = [];
-  try {
-    const response = await request("v1/documents", { method: "POST", body: JSON.stringify({ ...document, stream: true }) });
-    for await (const event of events(response)) {
-      if (event.error) throw new Error(event.error.message);
-      if (event.object === "document.progress") [bar.max, bar.value] = [event.total || 1, event.done];
-      if (event.object === "list") added = event.data;
-    }
-    await showDocuments();
-    return added;
-  } finally {
-    bar.hidden = true;
+class Row {
+  constructor() {
+    this.tick = make("input", { type: "checkbox" });
+    [this.title, this.more] = [make("bdi"), make("small")];
+    [this.pin, this.gone] = [() => this.turnPin(), () => this.remove()].map((onclick) => make("button", { type: "button", className: "quiet", onclick }));
+    this.gone.textContent = "remove";
+    this.node = make("li", {}, make("label", {}, this.tick, " ", this.title, " ", this.more), this.pin, this.gone);
+  }
+
+  show(kept) {
+    this.kept = kept;
+    this.tick.value = kept.id;
+    this.title.textContent = kept.title;
+    this.more.textContent = `${count(kept.tokens, "token")}${kept.published === false ? ", not yet shared" : ""}`;
+    this.pin.textContent = kept.pinned ? "unpin" : "pin";
+    for (const button of [this.pin, this.gone]) button.ariaLabel = `${button.textContent} ${kept.title}`;
+  }
+
+  async turnPin() {
+    const options = { method: "POST", body: JSON.stringify({ pinned: !this.kept.pinned }) };
+    await attempt(async () => this.show(await (await request(`v1/documents/${this.kept.id}/pin`, options)).json()));
+  }
+
+  async remove() {
+    const { id, title } = this.kept;
+    if (!confirm(`Remove “${title}” for good?`)) return;
+    await attempt(async () => {
+      await request(`v1/documents/${id}`, { method: "DELETE" });
+      const [shown, held] = [inView(), this.node.contains(document.activeElement)];
+      const next = shown[shown.indexOf(this) + 1] ?? shown[shown.indexOf(this) - 1];
+      rows.delete(id);
+      forget(id);
+      draw();
+      ticked();
+      if (held) (next?.gone ?? $("title")).focus();
+      $("adding").textContent = `“${title}” was removed.`;
+    });
   }
 }
 
-/// The bytes of a file in base64.
-const base64 = (file) => new Promise((resolve, reject) => {
-  const reader = new FileReader();
-  reader.onload = () => resolve(reader.result.split(",")[1] ?? "");
-  reader.onerror = () => reject(new Error("the browser cannot open it; of a folder, choose the files"));
-  reader.readAsDataURL(file);
-});
-
-/// Adds files one after the other, and tells those that cannot be read.
-async function addFiles(files) {
-  const unread = [];
-  let documents = 0;
-  $("unread").replaceChildren();
-  for (const [index, file] of files.entries()) {
-    $("adding").textContent = `Adding ${file.name}, ${index + 1} of ${files.length} …`;
-    try {
-      documents += (await add({ file: { name: file.name, data: await base64(file) } })).length;
-    } catch ({ message }) {
-      unread.push(message.startsWith(`${file.name}: `) ? message : `${file.name}: ${message}`);
-    }
-  }
-  $("adding").textContent = `${count(documents, "document")} added from ${count(files.length - unread.length, "file")}.`;
-  if (unread.length === 0) return;
-  const lines = unread.map((line) => make("li", { textContent: line }));
-  $("unread").replaceChildren(make("p", { textContent: "Not added:" }), make("ul", {}, ...lines));
+async function attempt(change) {
+  complain();
+  try { await change(); } catch ({ message }) { complain(message); }
 }
 
-$("add").onsubmit = async (event) => {
-  event.preventDefault();
+const names = new Intl.Collator(undefined, { numeric: true });
+/// The newest first.
+const order = (a, b) => b.created - a.created || names.compare(a.title, b.title);
+const sorted = () => [...rows.values()].sort((a, b) => order(a.kept, b.kept));
+const inView = () => sorted().filter((row) => !row.node.hidden);
+
+/// Shows the rows whose titles the filter finds. The focus stays, and so does the place in the list.
+function draw() {
+  const [list, wanted, held, top] = [$("documents"), $("filter").value.trim().toLowerCase(), document.activeElement, $("documents").scrollTop];
+  for (const { kept, node } of rows.values()) node.hidden = !kept.title.toLowerCase().includes(wanted);
+  list.replaceChildren(...sorted().map((row) => row.node));
+  if (inView().length === 0) list.append(make("li", { textContent: rows.size ? "No title has that." : "None yet: add a text or files below." }));
+  list.scrollTop = top;
+  if (list.contains(held) && held !== document.activeElement) held.focus({ preventScroll: true });
+  $("find").hidden = rows.size <= FEW && !wanted;
+  $("more").hidden = !hasMore;
   tell();
-  try {
-    await add({ title: $("title").value, text: $("text").value });
-    $("add").reset();
-  } catch (error) { tell(error); }
-};
-// Files that come while others are added wait for them.
-let adding = Promise.resolve();
-const take = (files) => { if (files.length) adding = adding.then(() => addFiles(files)).catch(tell); };
-$("files").onchange = () => {
-  take([...$("files").files]);
-  $("files").value = "";
-};
-const carriesFiles = (event) => event.dataTransfer?.types.includes("Files");
-const mark = (event) => $("drop").classList.toggle("over", event.type === "dragover" && $("drop").contains(event.target));
-// Beside the documents too a file must not replace the page.
-for (const type of ["dragover", "dragleave", "drop"]) {
-  window.addEventListener(type, (event) => {
-    if (!carriesFiles(event)) return;
-    event.preventDefault();
-    mark(event);
-    if (type === "drop" && $("drop").contains(event.target)) take([...event.dataTransfer.files]);
-  });
 }
+
+/// Ids of the documents that are ticked, whether the filter finds them or not.
+export const chosen = () => sorted().filter((row) => row.tick.checked).map((row) => row.kept.id);
+
+/// Ticks documents by id.
+export function tick(ids) {
+  for (const id of ids) if (rows.has(id)) rows.get(id).tick.checked = true;
+  tell();
+}
+
+/// Says how many documents there are.
+function tell() {
+  const [shown, ticked] = [inView(), chosen().length];
+  const all = `${rows.size}${hasMore ? " and more" : ""}`;
+  $("counted").textContent = `${shown.length < rows.size ? `${shown.length} of ${all}` : all}${ticked ? `, ${ticked} ticked` : ""}`;
+  $("all").checked = shown.length > 0 && shown.every((row) => row.tick.checked);
+  $("all").indeterminate = !$("all").checked && shown.some((row) => row.tick.checked);
+}
+
+let beforeTicks = "search";
+/// Answers come from the documents ticked as long as there are any.
+function ticked() {
+  const [any, from] = [chosen().length > 0, $("settings").elements.from.value];
+  if (any && from !== "chosen") {
+    beforeTicks = from;
+    choose("chosen");
+  }
+  if (!any && from === "chosen") choose(beforeTicks);
+  tell();
+}
+
+$("documents").onchange = ticked;
+$("all").onchange = () => {
+  for (const row of inView()) row.tick.checked = $("all").checked;
+  ticked();
+};
+$("filter").oninput = draw;
+$("more").onclick = () => attempt(async () => {
+  pages++;
+  await showDocuments();
+  if (!hasMore) $("filter").focus();
+});
+// Another tab, or another program, may have added some meanwhile.
+document.addEventListener("visibilitychange", () => { if (!document.hidden) showDocuments().catch(() => {}); });

@@ -1,12 +1,43 @@
 // The playground: documents, and a conversation in which methods answer side by side. It speaks to the same routes as any client.
 
-import { $, make, request, tell } from "./common.js";
-import { submit } from "./conversation.js";
-import { chosen, showDocuments } from "./documents.js";
+import { $, choose, make, request, tell } from "./common.js";
+import { isAnswering, restore, submit, turns } from "./conversation.js";
+import { chosen, showDocuments, tick } from "./documents.js";
+import { isAdding, limit } from "./files.js";
+
+/// What the tab had before the page was loaded anew: its session keeps it, and no one else.
+const KEPT = "refrain";
+/// Fields of what is not yet asked or added.
+const DRAFTS = ["question", "title", "text"];
+/// Fields of the settings, once the server has said what there is to choose from.
+const CHOICES = ["evict", "capacity", "tokens"];
+
+const recall = () => {
+  try { return JSON.parse(sessionStorage.getItem(KEPT)) ?? {}; } catch { return {}; }
+};
+const kept = recall();
+
+const values = (ids) => Object.fromEntries(ids.map((id) => [id, $(id).value]));
+const put = (values = {}) => { for (const [id, value] of Object.entries(values)) $(id).value = value; };
+const ticks = () => [...$("methods").querySelectorAll("input:checked")].map((tick) => tick.value);
+
+/// What the next answers are made with, as it is kept.
+const made = () => $("evict").length ? { fields: values(CHOICES), from: $("settings").elements.from.value, methods: ticks(), documents: chosen() } : kept.made;
+
+/// Keeps what is there. Where it is more than the session holds, explanations go first, and the turns next.
+function keep() {
+  const plain = (key, value) => key === "explanation" ? undefined : value;
+  for (const [state, without] of [[{ turns }], [{ turns }, plain], [{}]]) {
+    try { return sessionStorage.setItem(KEPT, JSON.stringify({ drafts: values(DRAFTS), made: made(), ...state }, without)); } catch { /* The next has less. */ }
+  }
+}
+window.addEventListener("pagehide", keep);
+document.addEventListener("visibilitychange", () => { if (document.hidden) keep(); });
+window.addEventListener("beforeunload", (event) => { if (isAnswering() || isAdding()) event.preventDefault(); });
 
 /// What the next answers are made with; none where something is missing.
 function settings() {
-  const methods = [...$("methods").querySelectorAll("input:checked")].map((tick) => tick.value);
+  const methods = ticks();
   if (methods.length === 0) return tell("Choose a method.");
   const from = $("settings").elements.from.value;
   const documents = { search: "search", chosen: chosen().map((id) => ({ id })) }[from] ?? [];
@@ -16,33 +47,64 @@ function settings() {
   return { methods, from, documents, evict, tokens: Number($("tokens").value) };
 }
 
-$("ask").onsubmit = (event) => {
+$("ask").onsubmit = async (event) => {
   event.preventDefault();
+  // What is wrong can be shown only where it is not folded away.
+  if (!$("settings").checkValidity()) $("next").open = true;
   const chosen = $("settings").reportValidity() && settings();
-  if (chosen) submit(chosen);
+  if (!chosen) return;
+  await submit(chosen);
+  keep();
 };
 $("settings").onsubmit = (event) => {
   event.preventDefault();
   $("question").focus();
 };
 
+/// Says what is chosen, and what the methods do.
+function describe() {
+  $("capacity").disabled = $("evict").value === "full";
+  const from = $("settings").querySelector("input[name=from]:checked").parentElement.textContent.trim();
+  const methods = [...$("methods").querySelectorAll("label:has(:checked)")];
+  $("chosen").textContent = `from ${from}, by ${methods.map((label) => label.textContent.trim()).join(", ") || "no method"}`;
+  $("explained").replaceChildren(...methods.flatMap((label) => [make("dt", { textContent: label.textContent }), make("dd", { textContent: label.title })]));
+}
+$("settings").onchange = describe;
+
 async function start() {
   const { methods, policies, default_method: own, default_evict: policy } = await (await request("v1/methods")).json();
-  const base = own.split(":")[0];
-  const tick = ({ name, description }) => make("label", { title: description },
-    make("input", { type: "checkbox", value: name === base ? own : name, checked: ["vanilla", base].includes(name) }), ` ${name}`);
-  $("methods").append(...methods.map(tick));
-  $("evict").append(...policies.map(({ name, description }) => make("option", { value: name, textContent: name, title: description })));
-  $("evict").value = policy.split(":")[0];
-  $("capacity").value = policy.match(/capacity=(\d+)/)?.[1] ?? 512;
-  bounds();
   const { data: [model] } = await (await request("v1/models")).json();
+  const base = own.split(":")[0];
+  const box = ({ name, description }) => {
+    const value = name === base ? own : name;
+    const checked = kept.made ? kept.made.methods.includes(value) : ["vanilla", base].includes(name);
+    return make("label", { title: description }, make("input", { type: "checkbox", value, checked }), ` ${name}`);
+  };
+  $("methods").append(...methods.map(box));
+  $("evict").append(...policies.map(({ name, description }) => make("option", { value: name, textContent: name, title: description })));
+  // The prompt needs most of a short context.
+  const fields = { evict: policy.split(":")[0], capacity: policy.match(/capacity=(\d+)/)?.[1] ?? 512, tokens: Math.min(512, model.max_model_len >> 2) };
+  put({ ...fields, ...kept.made?.fields });
+  // Another server may have other policies.
+  if (!$("evict").value) put(fields);
+  limit(model.refrain.max_body_bytes);
   $("model").textContent = `${model.id}, context of ${model.max_model_len} tokens; ${model.refrain.method} (${model.refrain.method_reason})`;
   await showDocuments();
+  tick(kept.made?.documents ?? []);
+  choose(kept.made?.from ?? $("settings").elements.from.value);
 }
-const bounds = () => { $("capacity").disabled = $("evict").value === "full"; };
-$("evict").onchange = bounds;
-$("access-form").onsubmit = (event) => event.preventDefault();
+
 const begin = () => { tell(); start().catch(tell); };
-$("key").onchange = () => { $("methods").querySelectorAll("label").forEach((label) => label.remove()); $("evict").replaceChildren(); begin(); };
+$("access-form").onsubmit = (event) => event.preventDefault();
+$("key").onchange = () => {
+  kept.made = made();
+  $("methods").querySelectorAll("label").forEach((label) => label.remove());
+  $("evict").replaceChildren();
+  begin();
+};
+
+// On a phone the conversation comes first.
+if (matchMedia("(max-width: 50rem)").matches) [$("drop").open, $("next").open] = [false, false];
+put(kept.drafts);
+restore(kept.turns ?? []);
 begin();
