@@ -165,7 +165,12 @@ class Packages(unittest.TestCase):
         models = re.search(r"REFRAIN_MODELS=(\S+)", unit)[1]
         self.assertIn(f"-o {user} -g {user} ", text("packaging/debian/postinst"))
         self.assertIn(f" {models}\n", text("packaging/debian/postinst"))
-        self.assertIn(f"--models {models} ", text("docs/install.md"))
+        cache = re.search(r"HF_HOME=(\S+)", unit)[1]
+        commands = re.findall(r"^sudo -u refrain (?:.*\\\n)*.*", text("docs/install.md"), re.MULTILINE)
+        self.assertEqual(len(commands), 2)
+        for command in commands:
+            for variable in [f"REFRAIN_MODELS={models}", f"HF_HOME={cache}"]:
+                self.assertIn(variable, command.split())
 
     def test_what_the_program_needs_of_its_machine_is_read_off(self):
         package = script("package")

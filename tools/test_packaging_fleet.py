@@ -1,9 +1,12 @@
 """Tests of what packaging/ has for many machines: options, ports, variables and metrics are those of the programs."""
 
 import json
+import os
 import re
 import sys
+import textwrap
 import unittest
+import unittest.mock
 
 sys.dont_write_bytecode = True
 
@@ -142,12 +145,28 @@ class Compose(unittest.TestCase):
         self.assertIn("--advertise-client-urls=http://etcd:2379\n", block(self.yaml, "etcd"))
         self.assertIn("http://s3:5000", self.yaml)
         self.assertIn('"--port", "5000"', block(self.yaml, "s3"))
-        bucket = re.search(r's3.create_bucket\(Bucket="(\w+)"\)', block(self.yaml, "bucket"))[1]
+        bucket = re.search(r"S3_BUCKET: (.*)", block(self.yaml, "bucket"))[1]
         self.assertIn(f"--remote=s3://{bucket}/", block(self.yaml, "worker"))
         self.assertIn(f"'http://127.0.0.1:5000/{bucket}', method='PUT'", block(self.yaml, "s3"))
         self.assertIn("names: [worker]", text("packaging/prometheus-fleet.yml"))
         interval = re.search(r"scrape_interval: (\S+)", text("packaging/prometheus-fleet.yml"))[1]
         self.assertIn(f"timeInterval: {interval}", text("packaging/grafana/datasource.yaml"))
+
+    def test_a_bucket_is_made_once(self):
+        script = textwrap.dedent(re.search(r"- \|\n(.*?)    environment:", block(self.yaml, "bucket"), re.DOTALL)[1])
+        made, botocore = [], unittest.mock.MagicMock()
+        botocore.exceptions.ClientError = KeyError
+        s3 = unittest.mock.MagicMock()
+        s3.head_bucket = lambda Bucket: {name: name for name, _ in made}[Bucket]
+        s3.create_bucket = lambda Bucket, **place: made.append((Bucket, place))
+        modules = {"boto3": unittest.mock.MagicMock(client=lambda *_, **__: s3), "botocore": botocore}
+        for region, place in [("us-east-1", {}), ("eu-west-1", {"CreateBucketConfiguration": {"LocationConstraint": "eu-west-1"}})]:
+            made.clear()
+            environment = {"S3_BUCKET": "chunks", "AWS_REGION": region, "AWS_ENDPOINT": "http://s3:5000"}
+            with unittest.mock.patch.dict(sys.modules, modules), unittest.mock.patch.dict(os.environ, environment):
+                exec(script, {})  # noqa: S102
+                exec(script, {})  # noqa: S102
+            self.assertEqual(made, [("chunks", place)])
 
     def test_workers_share_no_folder(self):
         worker = block(self.yaml, "worker")
