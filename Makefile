@@ -97,11 +97,11 @@ test-python: setup ## Test the Python module (needs pytest and mypy: tools/requi
 	    $(PYTHON_MODULE)/refrain/refrain.abi3.so
 	@cp crates/python/refrain.pyi $(PYTHON_MODULE)/refrain/__init__.pyi
 	@touch $(PYTHON_MODULE)/refrain/py.typed
-	@printf '%s\n' 'from .refrain import *' 'from .refrain import __all__' > $(PYTHON_MODULE)/refrain/__init__.py
+	@printf '%s\n' 'from .refrain import *' 'from .refrain import __all__, __doc__' > $(PYTHON_MODULE)/refrain/__init__.py
 	@if python3 -c 'import mypy, pytest' 2>/dev/null; then \
 	    PYTHONPATH="$(abspath $(PYTHON_MODULE)):$(abspath .python-recipes):$$PYTHONPATH" python3 -m pytest -q -p no:cacheprovider crates/python/tests; \
 	else \
-	    echo 'skipped: the tests of the Python module need pytest and mypy, make .python-tests/installed and PYTHONPATH=.python-tests'; \
+	    echo 'skipped: the tests of the Python module need pytest and mypy: make .python-tests/installed, then PYTHONPATH=$(abspath .python-tests) make test-python'; \
 	fi
 
 wheel: setup ## Build the Python wheel, in target/wheels, and test it in an environment of its own (fetches maturin, pytest, mypy)
@@ -110,7 +110,7 @@ wheel: setup ## Build the Python wheel, in target/wheels, and test it in an envi
 	@rm -rf target/wheels target/wheel-test
 	target/maturin/bin/maturin build --release --locked --manifest-path crates/python/Cargo.toml --out target/wheels
 	@python3 -m venv target/wheel-test
-	@target/wheel-test/bin/pip install --quiet --disable-pip-version-check pytest mypy target/wheels/*.whl
+	@target/wheel-test/bin/pip install --quiet --disable-pip-version-check $$(grep -E '^(mypy|pytest)==' tools/requirements-tests.txt) target/wheels/*.whl
 	env -u PYTHONPATH target/wheel-test/bin/python -m pytest -q -p no:cacheprovider crates/python/tests
 
 book: setup ## Build the book (docs/book) as a site in target/book, and assert that its links lead somewhere (fetches mdBook)
