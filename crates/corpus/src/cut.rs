@@ -1,6 +1,6 @@
 //! Documents cut into chunks by an engine, whose tokenizer and chunk size say where.
 
-use refrain_engine::{Document, Engine};
+use refrain_engine::{Document, Engine, Parts};
 use refrain_store::ChunkKey;
 
 use crate::error::Result;
@@ -11,18 +11,36 @@ const PROBE: &str = "Hello,  world's 12345 tokens\n\tdef f(x): return xÂ²; StraÃ
 /// Identifies the tokenizer and the chunk size, which decide how documents are cut: a hash of the vocabulary, of the token
 /// ids of a probe text, and of the chunk size.
 pub(crate) fn segmentation(engine: &Engine) -> Result<String> {
-    let tokenizer = engine.tokenizer();
     let mut hasher = blake3::Hasher::new_derive_key("refrain segmentation of documents, version 2");
     hasher.update(&(engine.settings().chunk_tokens as u64).to_le_bytes());
-    for id in 0..tokenizer.vocab_size() as u32 {
-        let bytes = tokenizer.bytes_of(id);
-        hasher.update(&(bytes.len() as u64).to_le_bytes()).update(&bytes);
-    }
+    add_vocabulary(engine, &mut hasher);
     let probe = Document { title: String::new(), text: PROBE.to_owned() };
     for token in engine.chunks(&[probe])?.iter().flat_map(|chunk| &chunk.tokens) {
         hasher.update(&token.to_le_bytes());
     }
     Ok(hasher.finalize().to_hex().to_string())
+}
+
+/// Identifies the tokenizer, which decides what the token ids of a chunk mean: a hash of the vocabulary and of the token ids of a probe text.
+///
+/// # Errors
+/// If the tokenizer fails.
+pub fn tokenizer_digest(engine: &Engine) -> Result<[u8; 32]> {
+    let mut hasher = blake3::Hasher::new_derive_key("refrain tokenizer, version 1");
+    add_vocabulary(engine, &mut hasher);
+    let probe = engine.compose(&Parts { question: PROBE, ..Parts::default() })?;
+    for token in probe.question {
+        hasher.update(&token.to_le_bytes());
+    }
+    Ok(*hasher.finalize().as_bytes())
+}
+
+fn add_vocabulary(engine: &Engine, hasher: &mut blake3::Hasher) {
+    let tokenizer = engine.tokenizer();
+    for id in 0..tokenizer.vocab_size() as u32 {
+        let bytes = tokenizer.bytes_of(id);
+        hasher.update(&(bytes.len() as u64).to_le_bytes()).update(&bytes);
+    }
 }
 
 /// A document with its chunks, ready to be stored and searched.

@@ -26,7 +26,9 @@ pub enum Error {
         reason: String,
     },
     /// The documents' file is open in another program, or by another engine of this one.
-    #[error("cannot open {path}: another program has it open; give this one another store")]
+    #[error(
+        "cannot open {path}: another program, or another engine of this one, has it open; close it there, or choose another store"
+    )]
     InUse {
         /// The file.
         path: PathBuf,

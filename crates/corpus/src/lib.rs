@@ -30,7 +30,7 @@ mod sync_thread;
 mod tables;
 
 pub use corpus::Corpus;
-pub use cut::NewDocument;
+pub use cut::{NewDocument, tokenizer_digest};
 pub use document_store::{Applied, Change, ChangeKind, DocumentStore, KeysOf, Removal, SharingStats};
 pub use error::{Error, Result};
 pub use library::{Found, Library};

@@ -43,11 +43,12 @@ impl Found {
 }
 
 impl Library {
-    /// Opens the documents of a folder, and brings them in line with those of the other machines, if the engine's store is shared. What
+    /// Opens the documents of a folder, which should be that of the engine's store ([`Store::folder`](refrain_store::Store::folder)), so that documents and their
+    /// chunks stay together, and brings them in line with those of the other machines, if the engine's store is shared. What
     /// cannot be reached is told in the log, and the documents of this machine are there without it.
     ///
     /// # Errors
-    /// If the documents cannot be opened or indexed, or another program has them open.
+    /// If the documents cannot be opened or indexed, or another program or engine has them open.
     pub fn open(engine: &Engine, folder: &Path) -> Result<Library> {
         let library = Library::of(engine, open_documents(engine.store(), Some(folder), u64::MAX)?)?;
         if let Err(error) = library.sync() {

@@ -72,6 +72,11 @@ impl Prefill {
         generate(self.run()?.sequence, &mut stream)
     }
 
+    /// Has the time to the first token begin now.
+    pub(crate) fn restart_clock(&mut self) {
+        self.started = Instant::now();
+    }
+
     /// Does all of it.
     pub(crate) fn run(mut self) -> Result<FirstToken> {
         while self.advance()? != Advance::Done {}

@@ -40,7 +40,7 @@ pub use engine::{Engine, Settings, identity};
 pub use error::{Error, Result};
 pub use explanation::{AttendedToken, Explanation, ShadedChunk};
 pub use generate::Prefill;
-pub use ingest::{Ingest, IngestProgress, IngestReport, Prefix, rate};
+pub use ingest::{Ingest, IngestProgress, IngestReport, Prefix, PromptIngest, rate};
 pub use logprobs::TokenLogprobs;
 pub use measure::{Agreement, AnswerTimes, Comparison, DecodeTimes, Fidelity, Hits, Oracle, Reference};
 pub use prompt::{Document, Instructions, Parts, Prompt, PromptChunk};

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use crate::decode::{DecodeWorkspace, decode_step};
 use crate::engine::Engine;
+use crate::ingest::PromptIngest;
 use crate::logprobs::TokenLogprobs;
 use crate::prompt::Prompt;
 use crate::request::{Answer, GenerateRequest, TokenEvent};
@@ -39,6 +40,8 @@ pub struct TokenStream {
 
 #[derive(Debug)]
 enum State {
+    /// Parts of the prompt are ingested before its prefill begins.
+    Ingest(Box<PromptIngest>, Box<Prefill>),
     Prefill(Box<Prefill>),
     Decode(Box<Sequence>),
     Done(Box<Answer>),
@@ -60,23 +63,54 @@ impl TokenStream {
         }
     }
 
-    /// Does one step: the prompt, or a step of decoding.
-    fn step(&mut self) -> Result<()> {
+    /// This stream with an ingest of its prompt before it, which is no part of the time to the first token.
+    pub fn after(mut self, ingest: PromptIngest) -> TokenStream {
+        self.state = match self.state {
+            State::Prefill(prefill) => State::Ingest(Box::new(ingest), prefill),
+            begun => begun,
+        };
+        self
+    }
+
+    /// Does one step towards the next token, at most a layer of the prompt or a step of decoding, for callers that look after other
+    /// work between steps. All is done once the next call of the iterator computes nothing.
+    ///
+    /// # Errors
+    /// As of [`Prefill::advance`], or if a step of decoding fails. The stream is over then.
+    pub fn advance(&mut self) -> Result<Advance> {
+        if !self.ready.is_empty() {
+            return Ok(Advance::Done);
+        }
         match std::mem::replace(&mut self.state, State::Failed) {
+            State::Ingest(mut ingest, mut prefill) => {
+                let advance = ingest.advance()?;
+                if advance != Advance::Done {
+                    self.state = State::Ingest(ingest, prefill);
+                    return Ok(advance);
+                }
+                prefill.restart_clock();
+                self.state = State::Prefill(prefill);
+            }
             State::Prefill(mut prefill) => {
-                while prefill.advance()? != Advance::Done {}
-                let Some(sequence) = prefill.finish() else { return Ok(()) };
-                self.push(Box::new(sequence))
+                let advance = prefill.advance()?;
+                if advance != Advance::Done {
+                    self.state = State::Prefill(prefill);
+                    return Ok(advance);
+                }
+                if let Some(sequence) = prefill.finish() {
+                    self.push(Box::new(sequence))?;
+                }
             }
             State::Decode(mut sequence) => {
                 decode_step(&mut [&mut sequence], &mut self.workspace)?;
-                self.push(sequence)
+                self.push(sequence)?;
             }
             ended => {
                 self.state = ended;
-                Ok(())
+                return Ok(Advance::Done);
             }
         }
+        Ok(Advance::Progress)
     }
 
     /// Adds the tokens that a step chose.
@@ -101,16 +135,13 @@ impl Iterator for TokenStream {
     type Item = Result<Token>;
 
     fn next(&mut self) -> Option<Result<Token>> {
-        while self.ready.is_empty() {
-            match self.state {
-                State::Done(_) | State::Failed => return None,
-                State::Prefill(_) | State::Decode(_) => {}
-            }
-            if let Err(error) = self.step() {
-                return Some(Err(error));
+        loop {
+            match self.advance() {
+                Ok(Advance::Done) => return self.ready.pop_front().map(Ok),
+                Ok(_) => {}
+                Err(error) => return Some(Err(error)),
             }
         }
-        self.ready.pop_front().map(Ok)
     }
 }
 

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use refrain_engine::{DeviceChoice, Engine, Instructions, Prefix, Settings};
 use refrain_fusion::METHODS;
+#[cfg(feature = "remote")]
+use refrain_store::RemoteOptions;
 use refrain_store::{Limits, Store};
 
 use crate::calibration::{fingerprint, stable_layers};
@@ -31,6 +33,8 @@ pub struct EngineOptions<'a> {
     model: String,
     models: Option<PathBuf>,
     store: Option<PathBuf>,
+    #[cfg(feature = "remote")]
+    remote: Option<RemoteOptions>,
     limits: Limits,
     settings: Settings,
     instructions: Instructions,
@@ -59,6 +63,8 @@ impl<'a> EngineOptions<'a> {
             model: model.into(),
             models: None,
             store: None,
+            #[cfg(feature = "remote")]
+            remote: None,
             limits: Limits::memory(MEMORY),
             settings: Settings::default(),
             instructions: Instructions::default(),
@@ -79,6 +85,12 @@ impl<'a> EngineOptions<'a> {
     /// The folder of stored chunks; else the program's own, `~/.local/share/refrain/chunks`.
     pub fn store(self, folder: impl Into<PathBuf>) -> Self {
         EngineOptions { store: Some(folder.into()), ..self }
+    }
+
+    /// An object store by which machines share chunks and documents; else there is none.
+    #[cfg(feature = "remote")]
+    pub fn remote(self, remote: RemoteOptions) -> Self {
+        EngineOptions { remote: Some(remote), ..self }
     }
 
     /// Bounds of the store on memory, disk and time; else 1 GiB of memory.
@@ -144,8 +156,16 @@ impl<'a> EngineOptions<'a> {
                 self.data_folder.as_ref().ok_or(Error::Home { what: "the folder of chunks" })?.join("chunks")
             }
         };
-        let store = Store::open(folder, self.limits.clone())?;
+        let store = self.open_store(folder)?;
         self.open_on(store)
+    }
+
+    fn open_store(&self, folder: PathBuf) -> Result<Store> {
+        #[cfg(feature = "remote")]
+        if let Some(remote) = &self.remote {
+            return Ok(Store::open_shared(folder, self.limits.clone(), remote)?);
+        }
+        Ok(Store::open(folder, self.limits.clone())?)
     }
 
     /// [`EngineOptions::open`] on a store that is open.

@@ -1,8 +1,8 @@
 //! A question over documents, owned from its text to its sampling.
 
 use refrain_engine::{
-    Answer, Comparison, Document, Engine, GenerateRequest, Instructions, Prompt, PromptChunk, Sampling,
-    StructuredOutput, TokenStream,
+    Advance, Answer, Comparison, Document, Engine, GenerateRequest, Instructions, Prompt, PromptChunk,
+    Sampling, StructuredOutput, TokenStream,
 };
 use refrain_eviction::{Eviction, POLICIES};
 use refrain_fusion::METHODS;
@@ -90,7 +90,8 @@ impl Question {
         Question { documents, ..self }
     }
 
-    /// Chunks that stand before the documents, such as a [`Library`](crate::Library) finds them.
+    /// Chunks that stand before the documents, such as a [`Library`](crate::Library) finds them. Their tokens are those of the tokenizer that cut
+    /// them: a model with another one has to cut the documents itself ([`tokenizer_digest`](refrain_corpus::tokenizer_digest)).
     ///
     /// ```
     /// use refrain::{Document, EngineOptions, Library, Question};
@@ -168,6 +169,7 @@ impl Question {
     /// If the method, the policy, their options, the sampling or the form of the answer are wrong.
     pub fn request(&self, engine: &Engine) -> Result<GenerateRequest> {
         self.sampling.check()?;
+        self.sampling.check_biases(engine.decoder().config().vocab)?;
         let method = match &self.method {
             Some(method) if method != AUTO => METHODS.parse(method)?,
             _ => engine.default_method().clone(),
@@ -189,30 +191,26 @@ impl Question {
         })
     }
 
-    /// Asks: chunks that the store lacks are prefilled and kept first, and tokens are computed as the iterator is asked for them.
+    /// Asks. As the iterator is asked for tokens, chunks that the store lacks are prefilled and kept, the prompt is computed, and tokens are
+    /// chosen; [`TokenStream::advance`] does it step by step.
     ///
     /// # Errors
-    /// Those of [`Question::to_prompt`] and [`Question::request`]; if the prompt does not fit the context, or the store cannot be read.
+    /// Those of [`Question::to_prompt`] and [`Question::request`]; if the prompt does not fit the context, or the policy refuses it.
     pub fn stream(&self, engine: &Engine) -> Result<TokenStream> {
-        let (prompt, request) = self.prepare(engine)?;
-        Ok(engine.stream(&prompt, request)?)
+        let (prompt, request) = (self.to_prompt(engine)?, self.request(engine)?);
+        let ingest = engine.start_prompt_ingest(&prompt, std::slice::from_ref(&request.method));
+        Ok(engine.stream(&prompt, request)?.after(ingest))
     }
 
     /// The whole answer.
     ///
     /// # Errors
-    /// Those of [`Question::stream`], and of the method or policy that refuses the prompt.
+    /// Those of [`Question::stream`], of the method or policy that refuses the prompt, and of a store that cannot be read.
     pub fn ask(&self, engine: &Engine) -> Result<Answer> {
-        let (prompt, request) = self.prepare(engine)?;
-        Ok(engine.answer(&prompt, &request, |_| true)?)
-    }
-
-    /// Prompt and request, with all that is reused of the prompt in the store.
-    fn prepare(&self, engine: &Engine) -> Result<(Prompt, GenerateRequest)> {
         let (prompt, request) = (self.to_prompt(engine)?, self.request(engine)?);
         engine.max_seq_len(&prompt, request.sampling.max_tokens, &request.eviction)?;
         engine.ingest_prompt(&prompt, std::slice::from_ref(&request.method))?;
-        Ok((prompt, request))
+        Ok(engine.answer(&prompt, &request, |_| true)?)
     }
 
     /// Methods side by side, over the first `tokens` tokens of vanilla's answer: time to the first token, and how far each token's
@@ -234,6 +232,21 @@ impl Question {
     /// # Errors
     /// Those of [`Question::ask`].
     pub fn compare(&self, engine: &Engine, methods: &[&str], tokens: usize) -> Result<Vec<Comparison>> {
+        self.compare_while(engine, methods, tokens, || true)
+    }
+
+    /// [`Question::compare`] that goes on only while `goes_on` says so, which is asked after each layer of a chunk that the store lacks, and
+    /// before each method: the methods until then.
+    ///
+    /// # Errors
+    /// Those of [`Question::ask`].
+    pub fn compare_while(
+        &self,
+        engine: &Engine,
+        methods: &[&str],
+        tokens: usize,
+        mut goes_on: impl FnMut() -> bool,
+    ) -> Result<Vec<Comparison>> {
         let prompt = self.to_prompt(engine)?;
         let mut built = Vec::with_capacity(methods.len());
         for method in methods {
@@ -245,7 +258,12 @@ impl Question {
             });
         }
         let fusions: Vec<_> = built.iter().map(|(_, method)| method.clone()).collect();
-        engine.ingest_prompt(&prompt, &fusions)?;
-        Ok(engine.compare(&prompt, &built, &self.eviction()?, tokens)?)
+        let mut ingest = engine.start_prompt_ingest(&prompt, &fusions);
+        while ingest.advance()? != Advance::Done {
+            if !goes_on() {
+                return Ok(Vec::new());
+            }
+        }
+        Ok(engine.compare_while(&prompt, &built, &self.eviction()?, tokens, goes_on)?)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use refrain::engine::Advance;
 use refrain::fusion::METHODS;
 use refrain::store::Store;
 use refrain::{Document, Engine, EngineOptions, Error, FinishReason, Library, Prefix, Question};
@@ -120,6 +121,48 @@ fn methods_are_compared_over_vanillas_answer() {
     );
     assert_eq!((rows[0].kl, rows[0].top1), (0.0, 1.0));
     assert!(rows[1].kl > rows[2].kl, "recomputing everything comes nearer than recomputing nothing");
+}
+
+#[test]
+fn streams_go_step_by_step_and_comparisons_can_be_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = opened(engine(&folder).prefix(Prefix::None));
+    let mut stream = question().method("pie").stream(&engine).unwrap();
+    assert_eq!(engine.store().stats().stored, 0, "nothing is ingested before it is asked for");
+    let mut steps = 0;
+    while stream.advance().unwrap() != Advance::Done {
+        steps += 1;
+    }
+    let layers = engine.decoder().config().num_layers();
+    assert!(steps > 5 * layers, "each layer of system part, documents and prompt is a step: {steps}");
+    assert_eq!(engine.store().stats().stored, 4);
+    let ids: Vec<u32> = stream.by_ref().filter_map(|token| token.unwrap().id).collect();
+    let whole = question().method("pie").ask(&engine).unwrap();
+    assert_eq!(
+        (ids.as_slice(), &stream.answer().unwrap().tokens),
+        (&whole.tokens[..ids.len()], &whole.tokens)
+    );
+    let compare = |most: usize| {
+        let mut asked = 0;
+        let goes_on = || {
+            asked += 1;
+            asked <= most
+        };
+        let rows = question().compare_while(&engine, &["pie", "vanilla"], 2, goes_on).unwrap();
+        (rows.len(), asked)
+    };
+    let (all, asked) = compare(usize::MAX);
+    assert_eq!((all, compare(asked - 1).0, compare(0).0), (2, 1, 0));
+}
+
+#[test]
+fn a_bias_of_a_token_that_the_model_lacks_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = opened(engine(&folder));
+    let mut question = question();
+    question.sampling.logit_bias.insert(u32::MAX, 1.0);
+    let error = question.ask(&engine).unwrap_err().to_string();
+    assert!(error.contains("none of id 4294967295"), "{error}");
 }
 
 #[test]

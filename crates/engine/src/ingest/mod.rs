@@ -7,6 +7,7 @@ mod identity;
 mod job;
 mod prefilled_prefix;
 mod prefix;
+mod prompt_ingest;
 mod requests;
 mod shared;
 
@@ -17,3 +18,4 @@ pub use job::{Ingest, IngestProgress, IngestReport, rate};
 pub(crate) use job::{SYSTEM_LABEL, kinds_of};
 pub(crate) use prefilled_prefix::{AveragedPrefixes, PrefilledPrefix};
 pub use prefix::Prefix;
+pub use prompt_ingest::PromptIngest;

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use refrain_fusion::FusionMethod;
 use refrain_store::{ChunkId, Fetched, WantedChunk};
 
-use super::chunk_prefill::ChunkPrefill;
-use super::job::{Ingest, IngestProgress, IngestReport, SYSTEM_LABEL, statistics_of};
+use super::job::{Ingest, IngestProgress, IngestReport};
 use crate::Result;
 use crate::background::Background;
 use crate::engine::Engine;
@@ -61,8 +60,19 @@ impl Engine {
     /// # Errors
     /// As for [`Engine::ingest`].
     pub fn start_ingest(&self, documents: &[Document], method: &Arc<dyn FusionMethod>) -> Result<Ingest> {
-        let prompt = Prompt { chunks: self.chunks(documents)?, ..Prompt::default() };
-        self.start_ingest_of(&prompt, method, true)
+        self.start_chunk_ingest(self.chunks(documents)?, method)
+    }
+
+    /// [`Engine::start_ingest`] of documents that are cut into chunks already, as [`Engine::chunks`] cuts them.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub fn start_chunk_ingest(
+        &self,
+        chunks: Vec<PromptChunk>,
+        method: &Arc<dyn FusionMethod>,
+    ) -> Result<Ingest> {
+        self.start_ingest_of(&Prompt { chunks, ..Prompt::default() }, method, true)
     }
 
     fn start_ingest_of(
@@ -83,46 +93,6 @@ impl Engine {
         method: &Arc<dyn FusionMethod>,
     ) -> Vec<(ChunkId, PromptChunk)> {
         self.stored_in(prompt, !method.statistics().is_empty())
-    }
-
-    /// Computes and stores what methods reuse of a prompt and the store does not have: its system part, its documents with
-    /// statistics for the methods that keep some, and its chunks for the others. A chunk that both need is computed once.
-    ///
-    /// # Errors
-    /// As for [`Engine::ingest`].
-    pub fn ingest_prompt(&self, prompt: &Prompt, methods: &[Arc<dyn FusionMethod>]) -> Result<()> {
-        if !methods.iter().any(|method| method.reuses()) {
-            return Ok(());
-        }
-        self.ingest_system(prompt)?;
-        if !statistics_of(methods).is_empty() {
-            let contexts = self.named_in(&prompt.contexts(self.longest_context()));
-            Ingest::start(self, contexts, 0, methods.to_vec(), true)?.run(|_| ())?;
-        }
-        if methods.iter().any(|method| method.reuses() && method.statistics().is_empty()) {
-            Ingest::start(self, self.named_in(prompt), 0, Vec::new(), true)?.run(|_| ())?;
-        }
-        Ok(())
-    }
-
-    /// Prefills and stores the system part of a prompt, if it is to be kept and is not in the store. Answers do it themselves;
-    /// done before, it is no part of the first answer's time.
-    ///
-    /// # Errors
-    /// If the store cannot be read.
-    pub fn ingest_system(&self, prompt: &Prompt) -> Result<()> {
-        if self.keeps_system(prompt) && !self.store().contains(&self.system_id(&prompt.system)) {
-            let mut chunk = ChunkPrefill::start(
-                self,
-                self.system_id(&prompt.system),
-                &[],
-                SYSTEM_LABEL.to_owned(),
-                false,
-            )?;
-            while !chunk.advance(&[])? {}
-            chunk.finish().store(&[])?;
-        }
-        Ok(())
     }
 
     /// Whether the system part of a prompt is kept in the store.

@@ -50,11 +50,29 @@ impl Engine {
         eviction: &Eviction,
         tokens: usize,
     ) -> Result<Vec<Comparison>> {
+        self.compare_while(prompt, methods, eviction, tokens, || true)
+    }
+
+    /// [`Engine::compare`] that goes on only while `goes_on` says so, which is asked before each method: the methods until then.
+    ///
+    /// # Errors
+    /// As for [`Engine::answer`].
+    pub fn compare_while(
+        &self,
+        prompt: &Prompt,
+        methods: &[(String, Arc<dyn FusionMethod>)],
+        eviction: &Eviction,
+        tokens: usize,
+        mut goes_on: impl FnMut() -> bool,
+    ) -> Result<Vec<Comparison>> {
         let max_seq_len = self.max_seq_len(prompt, tokens, Eviction::full())?;
         let sampling = Sampling { max_tokens: tokens, ..Sampling::default() };
         let vanilla = self.reference(prompt, &sampling, tokens, false)?;
         let mut rows = Vec::new();
         for (name, method) in methods {
+            if !goes_on() {
+                break;
+            }
             let reordered = match self.chunk_order(prompt, method)? {
                 Some(order) => Some(self.reference(&prompt.in_order(&order), &sampling, tokens, false)?),
                 None => None,
