@@ -1,11 +1,16 @@
 //! Chunks that a search found.
 
+use std::hash::{Hash, Hasher};
+
 use pyo3::prelude::*;
 use refrain::PromptChunk;
 use refrain::corpus::{Found, Source};
 
+use crate::convert::quoted;
+use crate::opened::Opened;
+
 /// A chunk of a kept document. It stands in a question's documents as it was prefilled.
-#[pyclass(frozen, from_py_object, module = "refrain")]
+#[pyclass(frozen, eq, hash, from_py_object, module = "refrain")]
 #[derive(Clone)]
 pub(crate) struct Chunk {
     /// The text.
@@ -18,6 +23,29 @@ pub(crate) struct Chunk {
     #[pyo3(get)]
     score: Option<f32>,
     pub(crate) chunk: PromptChunk,
+    /// Digest of the tokenizer whose tokens it has.
+    pub(crate) tokenizer: [u8; 32],
+}
+
+impl Chunk {
+    /// What makes a chunk: neither the search that found it nor its place there.
+    fn identity(&self) -> (&str, (usize, usize), &[u32], [u8; 32]) {
+        (&self.document, self.chunk.part, &self.chunk.tokens, self.tokenizer)
+    }
+}
+
+impl PartialEq for Chunk {
+    fn eq(&self, other: &Chunk) -> bool {
+        self.identity() == other.identity()
+    }
+}
+
+impl Eq for Chunk {}
+
+impl Hash for Chunk {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.identity().hash(state);
+    }
 }
 
 #[pymethods]
@@ -45,24 +73,37 @@ impl Chunk {
         self.chunk.tokens.len()
     }
 
-    fn __repr__(&self) -> String {
+    /// A chunk never changes.
+    fn __copy__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    /// A chunk never changes.
+    fn __deepcopy__<'py>(slf: PyRef<'py, Self>, _memo: &Bound<'py, PyAny>) -> PyRef<'py, Self> {
+        slf
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let score = self.score.map(|score| format!(", score={score:.2}")).unwrap_or_default();
-        format!("Chunk({:?}{score}, {} tokens)", self.chunk.label(), self.chunk.tokens.len())
+        let label = quoted(py, &self.chunk.label())?;
+        Ok(format!("Chunk({label}{score}, {} tokens)", self.chunk.tokens.len()))
     }
 }
 
 /// The chunks that a search found, those of one document together.
-pub(crate) fn chunks(engine: &refrain::Engine, found: Found) -> Vec<Chunk> {
+pub(crate) fn chunks(opened: &Opened, found: Found) -> refrain::corpus::Result<Vec<Chunk>> {
+    let tokenizer = opened.tokenizer()?;
     let scored = |source: Source| {
         let Source { id, chunks, .. } = source;
         chunks.into_iter().map(move |chunk| (id.clone(), chunk.score))
     };
     let scored = found.sources.into_iter().flat_map(scored);
     let chunk = |(chunk, (document, score)): (PromptChunk, (String, Option<f32>))| Chunk {
-        text: engine.tokenizer().decode(&chunk.tokens, false),
+        text: opened.engine.tokenizer().decode(&chunk.tokens, false),
         document,
         score,
         chunk,
+        tokenizer,
     };
-    found.chunks.into_iter().zip(scored).map(chunk).collect()
+    Ok(found.chunks.into_iter().zip(scored).map(chunk).collect())
 }

@@ -2,17 +2,19 @@
 
 use std::path::PathBuf;
 
-use pyo3::exceptions::{PyFileNotFoundError, PyTypeError};
+use pyo3::exceptions::{PyFileNotFoundError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 use refrain::PromptChunk;
 
 use crate::chunk::Chunk;
+use crate::convert::quoted;
 use crate::error::raise;
+use crate::opened::Opened;
 
 /// A document: its title, which may be empty, and its text.
-#[pyclass(frozen, eq, from_py_object, module = "refrain")]
-#[derive(Clone, PartialEq)]
+#[pyclass(frozen, eq, hash, from_py_object, module = "refrain")]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Document {
     /// The title.
     #[pyo3(get)]
@@ -30,8 +32,14 @@ impl Document {
         Document { title: title.to_owned(), text }
     }
 
-    fn __repr__(&self) -> String {
-        format!("Document(title={:?}, {} characters)", self.title, self.text.chars().count())
+    /// The arguments that make it again, for copies and pickles.
+    fn __getnewargs__(&self) -> (&str, &str) {
+        (&self.text, &self.title)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let title = quoted(py, &self.title)?;
+        Ok(format!("Document(title={title}, {} characters)", self.text.chars().count()))
     }
 }
 
@@ -91,10 +99,26 @@ pub(crate) fn documents(list: &Bound<'_, PyAny>) -> PyResult<Vec<refrain::Docume
     given(list)?.into_iter().map(document).collect()
 }
 
+/// Cuts documents into chunks, one after the other; a signal ends it between two of them.
+pub(crate) fn cut(
+    py: Python<'_>,
+    engine: &refrain::Engine,
+    documents: &[refrain::Document],
+) -> PyResult<Vec<PromptChunk>> {
+    let mut chunks = Vec::new();
+    for (index, document) in documents.iter().enumerate() {
+        py.check_signals()?;
+        let cut = py.detach(|| engine.chunks(std::slice::from_ref(document))).map_err(raise)?;
+        chunks.extend(cut.into_iter().map(|chunk| PromptChunk { document: index, ..chunk }));
+    }
+    Ok(chunks)
+}
+
 /// The chunks of an iterable of documents, texts and chunks, in its order. Chunks of one document that stand together are of one document of
 /// the prompt.
 pub(crate) fn prompt_chunks(
-    engine: &refrain::Engine,
+    py: Python<'_>,
+    opened: &Opened,
     list: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Vec<PromptChunk>> {
     let Some(list) = list else { return Ok(Vec::new()) };
@@ -102,11 +126,14 @@ pub(crate) fn prompt_chunks(
     for given in given(list)? {
         match given {
             Given::Document(document) => {
-                let cut = engine.chunks(&[document]).map_err(raise)?;
+                let cut = cut(py, &opened.engine, &[document])?;
                 chunks.extend(cut.into_iter().map(|chunk| PromptChunk { document: next, ..chunk }));
                 (next, last) = (next + 1, None);
             }
-            Given::Chunk(Chunk { document, chunk, .. }) => {
+            Given::Chunk(Chunk { document, chunk, tokenizer, .. }) => {
+                if py.detach(|| opened.tokenizer()).map_err(raise)? != tokenizer {
+                    return Err(of_another_tokenizer(py, &chunk)?);
+                }
                 next += usize::from(last.as_ref() != Some(&document));
                 chunks.push(PromptChunk { document: next - 1, ..chunk });
                 last = Some(document);
@@ -114,4 +141,11 @@ pub(crate) fn prompt_chunks(
         }
     }
     Ok(chunks)
+}
+
+fn of_another_tokenizer(py: Python<'_>, chunk: &PromptChunk) -> PyResult<PyErr> {
+    let label = quoted(py, &chunk.label())?;
+    Ok(PyValueError::new_err(format!(
+        "the chunk {label} is of an engine with another tokenizer: give a chunk that this engine has found, or its text"
+    )))
 }

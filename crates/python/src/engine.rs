@@ -5,18 +5,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyTuple};
 use refrain::engine::{Advance, DeviceChoice, UnknownDevice};
-use refrain::fusion::FusionMethod;
-use refrain::model::Message;
+use refrain::model::Specials;
 use refrain::store::Limits;
-use refrain::{AUTO, EngineOptions, Library, Question, StructuredOutput};
+use refrain::{EngineOptions, Library, Question};
 
 use crate::answer::{Answer, TokenStream};
 use crate::chunk::{Chunk, chunks};
-use crate::convert::{to_json, to_python};
-use crate::document::prompt_chunks;
+use crate::convert::to_python;
+use crate::document::{cut, prompt_chunks};
 use crate::error::{RefrainError, raise};
+use crate::keywords::set_keywords;
+use crate::opened::Opened;
 
 /// A model with its chunk store. It may be shared between threads.
 ///
@@ -29,12 +30,15 @@ use crate::error::{RefrainError, raise};
 /// threads: 0 for one a core.
 /// memory, disk: most bytes of chunks in memory and in the folder.
 /// models: folder of models that are known by name.
+/// prefix_cache: most bytes of keys and values of prompts and answers that are kept for prompts that begin alike, as turns of a conversation do.
+/// remote: object store by which machines share chunks and documents: `s3://BUCKET/PREFIX`, `gs://…`, `az://…` or `file:///FOLDER`; its
+/// keys come from the environment.
+///
+/// `close`, or the end of a `with` block, frees model and store.
 #[pyclass(frozen, module = "refrain")]
 pub(crate) struct Engine {
-    engine: refrain::Engine,
-    /// The kept documents, once they are needed: one program at a time has them open.
-    library: Mutex<Option<Library>>,
-    system: Option<String>,
+    /// None once it is closed. Work that is under way has its own reference.
+    opened: Mutex<Option<Arc<Opened>>>,
 }
 
 #[pymethods]
@@ -42,7 +46,7 @@ impl Engine {
     #[new]
     #[pyo3(signature = (
         model, store = None, *, method = "auto", prefix = None, system = None, device = "cpu", threads = 0, memory = 1_073_741_824,
-        disk = None, chunk_tokens = None, models = None,
+        disk = None, chunk_tokens = None, models = None, prefix_cache = 0, remote = None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn new(
@@ -58,7 +62,13 @@ impl Engine {
         disk: Option<u64>,
         chunk_tokens: Option<usize>,
         models: Option<PathBuf>,
+        prefix_cache: usize,
+        remote: Option<String>,
     ) -> PyResult<Engine> {
+        #[cfg(not(feature = "remote"))]
+        if remote.is_some() {
+            return Err(PyValueError::new_err("remote: this build of the module has no object stores"));
+        }
         let mut limits = Limits::memory(memory);
         limits.disk = disk.unwrap_or(limits.disk);
         let device: DeviceChoice =
@@ -89,13 +99,33 @@ impl Engine {
             if let Some(models) = models {
                 options = options.models(models);
             }
+            #[cfg(feature = "remote")]
+            if let Some(remote) = remote {
+                options = options.remote(refrain::store::RemoteOptions::new(remote));
+            }
             (options.open(), warnings)
         });
         let warn = py.import("warnings")?;
         for warning in warnings {
             warn.call_method1("warn", (warning,))?;
         }
-        Ok(Engine { engine: opened.map_err(raise)?, library: Mutex::default(), system })
+        let opened = Opened::new(opened.map_err(raise)?.with_prefix_cache(prefix_cache), system);
+        Ok(Engine { opened: Mutex::new(Some(Arc::new(opened))) })
+    }
+
+    /// Closes the engine: model, store and kept documents are free once the work that is under way has ended.
+    fn close(&self, py: Python<'_>) {
+        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(opened));
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&self, py: Python<'_>, _error: &Bound<'_, PyTuple>) {
+        self.close(py);
     }
 
     /// Prefills documents, and keeps them and their chunks. What is there already is not computed again.
@@ -111,9 +141,10 @@ impl Engine {
         method: Option<&str>,
         progress: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let documents = crate::document::documents(documents)?;
-        let method = self.method(method)?;
-        let mut ingest = self.engine.start_ingest(&documents, &method).map_err(raise)?;
+        let (opened, documents) = (self.opened()?, crate::document::documents(documents)?);
+        let method = opened.method(method)?;
+        let chunks = cut(py, &opened.engine, &documents)?;
+        let mut ingest = py.detach(|| opened.engine.start_chunk_ingest(chunks, &method)).map_err(raise)?;
         loop {
             // Each step is a layer, after which a signal may end the work.
             let step = py.detach(|| ingest.advance()).map_err(raise)?;
@@ -127,7 +158,7 @@ impl Engine {
         }
         let report = py.detach(|| ingest.finish());
         // The chunks are of use without it, so that the ingest has not failed.
-        if let Err(error) = py.detach(|| self.in_library(|library| library.put(&documents))) {
+        if let Err(error) = py.detach(|| opened.in_library(|library| library.put(&documents))) {
             let warning = format!("search does not find these documents: {error}");
             py.import("warnings")?.call_method1("warn", (warning,))?;
         }
@@ -147,26 +178,36 @@ impl Engine {
         limit: usize,
         method: Option<&str>,
     ) -> PyResult<Vec<Chunk>> {
-        let whole_documents = !self.method(method)?.statistics().is_empty();
-        let found = py.detach(|| self.in_library(|library| library.search(question, limit, whole_documents)));
-        Ok(chunks(&self.engine, found.map_err(raise)?))
+        let opened = self.opened()?;
+        let whole_documents = !opened.method(method)?.statistics().is_empty();
+        let found = py.detach(|| {
+            let found = opened.in_library(|library| library.search(question, limit, whole_documents))?;
+            chunks(&opened, found)
+        });
+        found.map_err(raise)
     }
 
     /// The chunks of an ingested document by its id, as a search gives it: all, or those of some `parts`.
     #[pyo3(signature = (document, parts = None))]
     fn chunks(&self, py: Python<'_>, document: &str, parts: Option<Vec<u32>>) -> PyResult<Vec<Chunk>> {
-        let found = py.detach(|| self.in_library(|library| library.document(document, parts.as_deref())));
-        Ok(chunks(&self.engine, found.map_err(raise)?))
+        let opened = self.opened()?;
+        let found = py.detach(|| {
+            let found = opened.in_library(|library| library.document(document, parts.as_deref()))?;
+            chunks(&opened, found)
+        });
+        found.map_err(raise)
     }
 
     /// The ingested documents that searches find, by their ids: `id`, `title`, `created` (seconds since 1970), `bytes`, `tokens`, `chunks`.
     fn documents<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        to_python(py, &py.detach(|| self.in_library(Library::documents)).map_err(raise)?)
+        let opened = self.opened()?;
+        to_python(py, &py.detach(|| opened.in_library(Library::documents)).map_err(raise)?)
     }
 
     /// Removes an ingested document by its id, with its chunks that no other document has.
     fn remove(&self, py: Python<'_>, document: &str) -> PyResult<()> {
-        py.detach(|| self.in_library(|library| library.remove(document))).map_err(raise)
+        let opened = self.opened()?;
+        py.detach(|| opened.in_library(|library| library.remove(document))).map_err(raise)
     }
 
     /// Answers a question over documents.
@@ -174,7 +215,9 @@ impl Engine {
     /// method: fusion method with its options, as `a3:ratio=0.15`; else the engine's.
     /// evict: eviction policy with its options, as `morph_kv:capacity=600`; else full attention.
     /// Further keywords: max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, seed, stop,
-    /// min_tokens, json_schema, regex, choice, speculative_tokens, ignore_eos, thinking (of a model that can do both), and history: earlier turns, a dictionary of `role` and `content` each.
+    /// min_tokens, logit_bias (by token id), logprobs (so many of the likeliest tokens), speculative_tokens, ignore_eos, thinking (of a model that
+    /// can do both), history (earlier turns, a dictionary of `role` and `content` each), and one form of the answer at most: json_object,
+    /// json_schema, regex, choice or grammar (llguidance's dialect of Lark). None stands for the default.
     #[pyo3(signature = (question, documents = None, *, method = None, evict = None, system = None, **sampling))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn ask(
@@ -187,11 +230,11 @@ impl Engine {
         system: Option<String>,
         sampling: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Answer> {
-        let asked = self.question(Question::new(question), (documents, method, evict, system), sampling)?;
-        self.answer(py, &asked)
+        let given = (documents, method, evict, system);
+        answer(py, self.question(py, Question::new(question), given, sampling)?)
     }
 
-    /// `ask`, token by token.
+    /// `ask`, token by token. Chunks that the store lacks are prefilled when the first token is asked for.
     #[pyo3(signature = (question, documents = None, *, method = None, evict = None, system = None, **sampling))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn stream(
@@ -204,8 +247,8 @@ impl Engine {
         system: Option<String>,
         sampling: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<TokenStream> {
-        let asked = self.question(Question::new(question), (documents, method, evict, system), sampling)?;
-        Ok(TokenStream::new(py.detach(|| asked.stream(&self.engine)).map_err(raise)?))
+        let given = (documents, method, evict, system);
+        stream(py, self.question(py, Question::new(question), given, sampling)?)
     }
 
     /// Answers a text as it is, with documents before it if there are any: for long answers. The keywords are those of `ask`.
@@ -221,12 +264,12 @@ impl Engine {
         system: Option<String>,
         sampling: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Answer> {
-        let asked = self.question(Question::prompt(prompt), (documents, method, evict, system), sampling)?;
-        self.answer(py, &asked)
+        let given = (documents, method, evict, system);
+        answer(py, self.question(py, Question::prompt(prompt), given, sampling)?)
     }
 
     /// Methods side by side: time to the first token, and how far each token's distribution is from vanilla's over the first `tokens`
-    /// tokens of vanilla's answer.
+    /// tokens of vanilla's answer. Ctrl-C ends it after vanilla's answer or a method.
     #[pyo3(signature = (question, documents, methods, *, evict = None, system = None, tokens = 32))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn compare<'py>(
@@ -239,123 +282,91 @@ impl Engine {
         system: Option<String>,
         tokens: usize,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let asked = self.question(Question::new(question), (Some(documents), None, evict, system), None)?;
+        let given = (Some(documents), None, evict, system);
+        let Asked { opened, question } = self.question(py, Question::new(question), given, None)?;
         let methods: Vec<&str> = methods.iter().map(String::as_str).collect();
-        let rows = py.detach(|| asked.compare(&self.engine, &methods, tokens)).map_err(raise)?;
-        to_python(py, &rows)
+        let mut signal = Ok(());
+        let rows = py.detach(|| {
+            let goes_on = || {
+                signal = Python::attach(|py| py.check_signals());
+                signal.is_ok()
+            };
+            question.compare_while(&opened.engine, &methods, tokens, goes_on)
+        });
+        signal?;
+        to_python(py, &rows.map_err(raise)?)
     }
 
     /// Positions that the model was trained for.
     #[getter]
-    fn context(&self) -> usize {
-        self.engine.decoder().config().context
+    fn context(&self) -> PyResult<usize> {
+        Ok(self.opened()?.engine.decoder().config().context)
     }
 
     /// The number of tokens of a text.
-    fn count_tokens(&self, text: &str) -> PyResult<usize> {
-        let specials = refrain::model::Specials::Plain;
-        Ok(self.engine.tokenizer().encode(text, specials).map_err(raise)?.len())
+    fn count_tokens(&self, py: Python<'_>, text: &str) -> PyResult<usize> {
+        Ok(self.encode(py, text)?.len())
+    }
+
+    /// The token ids of a text. Special tokens that are written in it are ordinary characters.
+    fn encode(&self, py: Python<'_>, text: &str) -> PyResult<Vec<u32>> {
+        let opened = self.opened()?;
+        py.detach(|| opened.engine.tokenizer().encode(text, Specials::Plain)).map_err(raise)
+    }
+
+    /// The text of token ids.
+    fn decode(&self, py: Python<'_>, tokens: Vec<u32>) -> PyResult<String> {
+        let opened = self.opened()?;
+        Ok(py.detach(|| opened.engine.tokenizer().decode(&tokens, false)))
     }
 
     fn __repr__(&self) -> String {
-        let config = self.engine.decoder().config();
+        let Ok(opened) = self.opened() else { return "Engine(closed)".to_owned() };
+        let config = opened.engine.decoder().config();
         format!("Engine({} layers, {} tokens of context)", config.num_layers(), config.context)
     }
 }
 
 /// What a question is asked of, and how: documents, method, policy, system message.
-type Asked<'a, 'py> = (Option<&'a Bound<'py, PyAny>>, Option<String>, Option<String>, Option<String>);
+type Given<'a, 'py> = (Option<&'a Bound<'py, PyAny>>, Option<String>, Option<String>, Option<String>);
+
+/// A question with the engine that it is asked of.
+struct Asked {
+    opened: Arc<Opened>,
+    question: Question,
+}
 
 impl Engine {
-    fn method(&self, name: Option<&str>) -> PyResult<Arc<dyn FusionMethod>> {
-        match name.filter(|name| *name != AUTO) {
-            Some(name) => refrain::fusion::METHODS.parse(name).map_err(raise),
-            None => Ok(self.engine.default_method().clone()),
-        }
-    }
-
-    /// Works with the kept documents of the store's folder, which stay open from then on.
-    fn in_library<T>(
-        &self,
-        work: impl FnOnce(&Library) -> refrain::corpus::Result<T>,
-    ) -> refrain::corpus::Result<T> {
-        let mut library = self.library.lock().unwrap_or_else(PoisonError::into_inner);
-        let opened = match library.take() {
-            Some(opened) => opened,
-            None => match self.engine.store().folder() {
-                Some(folder) => Library::open(&self.engine, folder)?,
-                None => Library::in_memory(&self.engine)?,
-            },
-        };
-        work(library.insert(opened))
+    fn opened(&self) -> PyResult<Arc<Opened>> {
+        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        opened.clone().ok_or_else(|| PyValueError::new_err("the engine is closed; open another one"))
     }
 
     fn question(
         &self,
+        py: Python<'_>,
         question: Question,
-        (given, method, evict, system): Asked<'_, '_>,
-        sampling: Option<&Bound<'_, PyDict>>,
-    ) -> PyResult<Question> {
-        let mut question = question.chunks(prompt_chunks(&self.engine, given)?);
+        (given, method, evict, system): Given<'_, '_>,
+        keywords: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Asked> {
+        let opened = self.opened()?;
+        let mut question = question.chunks(prompt_chunks(py, &opened, given)?);
         question.method = method;
         question.evict = evict;
-        question.instructions.system = system.or_else(|| self.system.clone());
-        for (name, value) in sampling.into_iter().flatten() {
-            keyword(&mut question, &name.extract::<String>()?, &value)?;
+        question.instructions.system = system.or_else(|| opened.system.clone());
+        if let Some(keywords) = keywords {
+            set_keywords(&mut question, keywords)?;
         }
-        Ok(question)
-    }
-
-    /// The whole answer; a signal ends it after a token.
-    fn answer(&self, py: Python<'_>, question: &Question) -> PyResult<Answer> {
-        let mut stream = py.detach(|| question.stream(&self.engine)).map_err(raise)?;
-        while let Some(token) = py.detach(|| stream.next()) {
-            token.map_err(raise)?;
-            py.check_signals()?;
-        }
-        let answer = stream.answer().cloned();
-        answer.map(Answer::new).ok_or_else(|| RefrainError::new_err("the answer ended without a result"))
+        Ok(Asked { opened, question })
     }
 }
 
-/// Turns of a conversation.
-fn history(turns: &Bound<'_, PyAny>) -> PyResult<Vec<Message>> {
-    let turn = |turn: Bound<'_, PyAny>| {
-        let field = |name: &str| turn.get_item(name)?.extract::<String>();
-        Ok(Message::text(&field("role")?, &field("content")?))
-    };
-    turns.try_iter()?.map(|item| turn(item?)).collect()
+fn stream(py: Python<'_>, Asked { opened, question }: Asked) -> PyResult<TokenStream> {
+    Ok(TokenStream::new(py.detach(|| question.stream(&opened.engine)).map_err(raise)?))
 }
 
-/// Sets what a keyword names.
-fn keyword(question: &mut Question, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
-    let sampling = &mut question.sampling;
-    match name {
-        "max_tokens" => sampling.max_tokens = value.extract()?,
-        "min_tokens" => sampling.min_tokens = value.extract()?,
-        "temperature" => sampling.temperature = value.extract()?,
-        "top_k" => sampling.top_k = value.extract()?,
-        "top_p" => sampling.top_p = value.extract()?,
-        "min_p" => sampling.min_p = value.extract()?,
-        "repetition_penalty" => sampling.repetition_penalty = value.extract()?,
-        "frequency_penalty" => sampling.frequency_penalty = value.extract()?,
-        "presence_penalty" => sampling.presence_penalty = value.extract()?,
-        "seed" => sampling.seed = value.extract()?,
-        "stop" => {
-            sampling.stop = value.extract::<String>().map(|stop| vec![stop]).or_else(|_| value.extract())?
-        }
-        "history" => question.instructions.history = history(value)?,
-        "thinking" => question.instructions.thinking = value.extract()?,
-        "speculative_tokens" => question.speculative_tokens = value.extract()?,
-        "ignore_eos" => question.ignore_eos = value.extract()?,
-        "json_schema" => question.output = Some(StructuredOutput::JsonSchema(to_json(value)?)),
-        "regex" => question.output = Some(StructuredOutput::Regex(value.extract()?)),
-        "choice" => question.output = Some(StructuredOutput::Choice(value.extract()?)),
-        _ => {
-            return Err(pyo3::exceptions::PyTypeError::new_err(format!(
-                "'{name}' is no keyword of an answer"
-            )));
-        }
-    }
-    Ok(())
+/// The whole answer; a signal ends it after a layer or a token.
+fn answer(py: Python<'_>, asked: Asked) -> PyResult<Answer> {
+    let answer = stream(py, asked)?.finish(py)?;
+    answer.ok_or_else(|| RefrainError::new_err("the answer ended without a result"))
 }

@@ -3,6 +3,7 @@
 use pyo3::create_exception;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
+use refrain::{Address, KnownModel};
 
 create_exception!(
     refrain,
@@ -20,7 +21,7 @@ create_exception!(
 /// The exception of an error, with its remedy in a line of its own.
 pub(crate) fn raise(error: impl Into<refrain::Error>) -> PyErr {
     let error = error.into();
-    let text = match error.hint() {
+    let text = match hint(&error) {
         Some(hint) => format!("{error}\nhint: {hint}"),
         None => error.to_string(),
     };
@@ -28,6 +29,35 @@ pub(crate) fn raise(error: impl Into<refrain::Error>) -> PyErr {
         refrain::Error::UnknownModel { .. }
         | refrain::Error::NotFetched { .. }
         | refrain::Error::Address { .. } => ModelNotFound::new_err(text),
+        // The message names options of the program, and keywords have no dashes.
+        refrain::Error::Engine(refrain::engine::Error::DeviceMemory { .. }) => {
+            RefrainError::new_err(text.replace("--max-tokens", "max_tokens").replace("--", ""))
+        }
         _ => RefrainError::new_err(text),
     }
+}
+
+/// The remedy in words of this module, which may be there without the program.
+fn hint(error: &refrain::Error) -> Option<String> {
+    match error {
+        refrain::Error::NotFetched { name, place } => Some(fetch(name, place)),
+        refrain::Error::Engine(refrain::engine::Error::Device { .. }) => {
+            Some("device=\"cpu\" needs neither a GPU nor a driver".to_owned())
+        }
+        other => other.hint(),
+    }
+}
+
+/// The commands that fetch a model.
+fn fetch(name: &str, place: &str) -> String {
+    let known = KnownModel::named(name);
+    let address = known.map_or_else(|| name.to_owned(), KnownModel::address);
+    let pull = format!("refrain pull {name} (Refrain's program)");
+    let Ok(Some(Address { repository, revision, file, .. })) = Address::parse(&address) else {
+        return format!("run: {pull}");
+    };
+    let file = file.map(|file| format!(" {file}")).unwrap_or_default();
+    let revision = if revision == "main" { String::new() } else { format!(" --revision {revision}") };
+    let folder = known.map(|_| format!(" --local-dir {place}")).unwrap_or_default();
+    format!("run: hf download {repository}{file}{revision}{folder} (package huggingface_hub), or: {pull}")
 }

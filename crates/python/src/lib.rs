@@ -8,6 +8,9 @@ mod convert;
 mod document;
 mod engine;
 mod error;
+mod keywords;
+mod opened;
+mod signals;
 
 use pyo3::prelude::*;
 use serde_json::json;
@@ -18,7 +21,7 @@ mod module {
     use super::*;
 
     #[pymodule_export]
-    use super::answer::{Answer, Token, TokenStream};
+    use super::answer::{Answer, Token, TokenLogprobs, TokenStream};
     #[pymodule_export]
     use super::chunk::Chunk;
     #[pymodule_export]
@@ -49,6 +52,7 @@ fn models(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
             "licence": known.licence,
             "method": known.method,
             "prefix": known.prefix,
+            "address": known.address(),
         })
     });
     convert::to_python(py, &known.collect::<Vec<_>>())

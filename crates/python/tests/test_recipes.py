@@ -51,7 +51,7 @@ def run(module, monkeypatch, capsys, tmp_path):
 def test_langchain(engine, monkeypatch, capsys, tmp_path):
     module = recipe("langchain_rag", "langchain_core")
     from langchain_core.documents import Document
-    from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+    from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
     answer = module.chain(engine, max_tokens=8).invoke(QUESTION)
     check(engine, answer.text, answer.response_metadata)
@@ -64,6 +64,15 @@ def test_langchain(engine, monkeypatch, capsys, tmp_path):
     turns = [SystemMessage("Be brief."), HumanMessage("Hello."), AIMessage("Hi."), HumanMessage(QUESTION)]
     longer = chat.invoke(turns, documents=[*found, Document("Wax is white.")]).response_metadata
     assert longer["prompt_tokens"] > answer.response_metadata["prompt_tokens"]
+    usage = answer.usage_metadata
+    assert usage["input_tokens"] == answer.response_metadata["prompt_tokens"] and usage["output_tokens"] > 0
+    assert sum(streamed[1:], streamed[0]).usage_metadata == usage
+    # Keywords reach the engine, and those that it does not have are refused.
+    assert chat.invoke(QUESTION, documents=found, max_tokens=2).usage_metadata["output_tokens"] == 2
+    with pytest.raises(TypeError, match="max_tokenz"):
+        chat.invoke(QUESTION, documents=found, max_tokenz=2)
+    with pytest.raises(ValueError, match="type 'tool'"):
+        chat.invoke([HumanMessage("Hello."), ToolMessage("It is.", tool_call_id="1"), HumanMessage(QUESTION)])
     run(module, monkeypatch, capsys, tmp_path)
 
 

@@ -1,5 +1,9 @@
 """The module, used as a program would use it: on the repository's tiny model, with a store of its own."""
 
+import contextlib
+import copy
+import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -11,6 +15,7 @@ import refrain
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = ROOT / "tests/golden/tiny/llama"
+OTHER_TOKENIZER = ROOT / "tests/golden/tiny/phi3"
 QUESTION = "How far does bearing 2 run?"
 
 
@@ -90,7 +95,7 @@ def test_a_search_finds_chunks_that_are_reused(engine, documents, tmp_path):
         engine.ingest(found)
     # One engine at a time has the documents; another says so, and still ingests.
     other = refrain.Engine(MODEL, store=tmp_path / "chunks")
-    with pytest.raises(refrain.RefrainError, match="open"):
+    with pytest.raises(refrain.RefrainError, match="another engine of this one"):
         other.search(QUESTION)
     with pytest.warns(UserWarning, match="search does not find"):
         assert other.ingest(documents)["computed"] == 1, "the chunk of the removed document"
@@ -100,8 +105,8 @@ def test_earlier_turns_stand_before_the_question(engine, documents):
     turns = [{"role": "user", "content": "Is it greased?"}, {"role": "assistant", "content": "It is."}]
     alone = engine.ask(QUESTION, documents, max_tokens=1).stats["prompt_tokens"]
     assert engine.ask(QUESTION, documents, history=turns, max_tokens=1).stats["prompt_tokens"] > alone
-    with pytest.raises(KeyError):
-        engine.ask(QUESTION, documents, history=[{"role": "user"}])
+    with pytest.raises(ValueError, match="history: turn 1 has no 'content'"):
+        engine.ask(QUESTION, documents, history=[turns[0], {"role": "user"}])
 
 
 def test_a_method_of_whole_documents_gets_all_chunks(tmp_path):
@@ -153,10 +158,118 @@ def test_keywords_reach_the_answer(engine, documents):
     assert len(ask(max_tokens=12, stop=whole[2:5]).text) < len(whole)
     capped = ask(evict="streaming_llm:capacity=32", max_tokens=8).stats
     assert capped["retained_tokens"] < capped["prompt_tokens"]
-    with pytest.raises(TypeError, match="max_token"):
-        ask(max_token=3)
-    with pytest.raises(TypeError):
-        ask(max_tokens="three")
+    assert ask(json_object=True, max_tokens=16).text.startswith("{")
+    assert ask(grammar='start: "oil" | "wax"', max_tokens=16).text in ("oil", "wax")
+    first = ask(max_tokens=1).tokens[0]
+    assert ask(max_tokens=1, logit_bias={first: -100.0}).tokens[0] != first
+
+
+def test_a_keyword_that_is_none_stands_for_its_default(engine, documents):
+    names = ["temperature", "top_k", "seed", "stop", "logprobs", "logit_bias", "history", "thinking", "json_object"]
+    names += ["json_schema", "regex", "choice", "grammar", "ignore_eos", "min_tokens", "speculative_tokens"]
+    plain = engine.ask(QUESTION, documents, max_tokens=8)
+    assert engine.ask(QUESTION, documents, max_tokens=8, **dict.fromkeys(names)).tokens == plain.tokens
+    assert engine.ask(QUESTION, documents, choice=["yes"], regex=None).text == "yes"
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "message"),
+    [
+        ({"max_token": 3}, TypeError, "max_token: there is no such keyword"),
+        ({"max_token": None}, TypeError, "max_token: there is no such keyword"),
+        ({"max_tokens": "three"}, TypeError, "max_tokens: "),
+        ({"max_tokens": -3}, ValueError, "max_tokens: "),
+        ({"logit_bias": {"a": 1.0}}, TypeError, "logit_bias: "),
+        ({"stop": 3}, TypeError, "stop: "),
+        ({"choice": "yes"}, TypeError, "choice: "),
+        ({"json_schema": {"const": float("nan")}}, ValueError, "json_schema: .*JSON"),
+        ({"json_schema": {}, "regex": "a"}, TypeError, "json_schema and regex exclude one another"),
+        ({"choice": ["a"], "json_object": True}, TypeError, "choice and json_object exclude one another"),
+        ({"logit_bias": {10**6: 1.0}}, refrain.RefrainError, "none of id 1000000"),
+        ({"top_p": 2.0}, refrain.RefrainError, "top_p = 2"),
+    ],
+)
+def test_errors_of_keywords_name_the_keyword(engine, keywords, error, message):
+    with pytest.raises(error, match=message):
+        engine.ask(QUESTION, **keywords)
+
+
+def test_log_probabilities_are_of_the_answer_and_of_its_tokens(engine, documents):
+    stream = engine.stream(QUESTION, documents, max_tokens=6, ignore_eos=True, logprobs=2)
+    tokens = [token for token in stream if token.id is not None]
+    assert [token.logprobs for token in tokens] == stream.answer.logprobs
+    for token in tokens:
+        (likeliest, logprob), (_, second) = token.logprobs.top
+        assert (token.id, token.logprobs.logprob) == (likeliest, logprob) and 0 >= logprob >= second
+    assert engine.ask(QUESTION, documents, max_tokens=6, ignore_eos=True, logprobs=2).logprobs == stream.answer.logprobs
+    assert engine.ask(QUESTION, documents, max_tokens=2).logprobs == []
+
+
+def test_a_prefix_cache_keeps_prompts_that_begin_alike(tmp_path, documents):
+    with refrain.Engine(MODEL, store=tmp_path / "chunks", prefix_cache=1 << 24) as engine:
+        computed, taken = (engine.ask(QUESTION, documents, method="vanilla", max_tokens=4) for _ in range(2))
+    assert taken.tokens == computed.tokens
+    assert computed.stats["prefix_tokens"] == 0 < taken.stats["prefix_tokens"]
+
+
+def test_machines_share_chunks_by_an_object_store(tmp_path, documents):
+    def opened(name):
+        return refrain.Engine(MODEL, store=tmp_path / name, remote=f"file://{tmp_path}/shared")
+
+    (tmp_path / "shared").mkdir()
+    with opened("one") as engine:
+        assert engine.ingest(documents)["computed"] > 0
+        deadline = time.monotonic() + 30
+        while not any((tmp_path / "shared").rglob("*")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert any((tmp_path / "shared").rglob("*"))
+    with pytest.raises(refrain.RefrainError, match="nowhere"):
+        refrain.Engine(MODEL, store=tmp_path / "two", remote="nowhere://chunks")
+
+
+def test_texts_are_encoded_and_decoded(engine):
+    tokens = engine.encode("A waxed chain <s>.")
+    assert engine.decode(tokens) == "A waxed chain <s>." and len(tokens) == engine.count_tokens("A waxed chain <s>.")
+
+
+def test_a_closed_engine_is_free_and_says_so(tmp_path, documents):
+    with refrain.Engine(MODEL, store=tmp_path / "chunks") as engine:
+        engine.ingest(documents)
+        assert engine.search(QUESTION)
+        stream = engine.stream(QUESTION, documents, max_tokens=4)
+    for use in [lambda: engine.ask(QUESTION), lambda: engine.context, lambda: engine.search(QUESTION)]:
+        with pytest.raises(ValueError, match="the engine is closed"):
+            use()
+    engine.close()
+    assert repr(engine) == "Engine(closed)"
+    # What is under way goes on, and the documents are free for another engine.
+    assert next(stream).id is not None
+    with refrain.Engine(MODEL, store=tmp_path / "chunks") as other:
+        assert other.search(QUESTION)
+    stream.close()
+    assert list(stream) == [] and stream.answer is None
+
+
+def test_chunks_of_another_tokenizer_are_refused(engine, documents, tmp_path):
+    engine.ingest(documents)
+    found = engine.search(QUESTION)
+    with refrain.Engine(MODEL, store=tmp_path / "same", chunk_tokens=64) as same:
+        assert same.ask(QUESTION, found, max_tokens=1).tokens
+    with refrain.Engine(OTHER_TOKENIZER, store=tmp_path / "other") as other:
+        with pytest.raises(ValueError, match="the chunk 'Bearing .' is of an engine with another tokenizer"):
+            other.ask(QUESTION, found, max_tokens=1)
+
+
+def test_documents_and_chunks_are_values(engine, documents):
+    document = documents[0]
+    for same in [copy.copy(document), copy.deepcopy(document), pickle.loads(pickle.dumps(document))]:  # noqa: S301
+        assert same == document and hash(same) == hash(document)
+    assert len({document, *documents}) == 3
+    assert repr(refrain.Document("a", title="It's")) == """Document(title="It's", 1 characters)"""
+    engine.ingest(documents)
+    one, two = (engine.search(QUESTION, limit=1)[0] for _ in range(2))
+    assert one == two == copy.deepcopy(one) and len({one, two}) == 1
+    assert repr(one).startswith("Chunk('Bearing 2', score=")
 
 
 def test_generate_answers_a_text_as_it_is(engine, documents):
@@ -167,8 +280,10 @@ def test_generate_answers_a_text_as_it_is(engine, documents):
 def test_errors_are_exceptions_with_a_remedy(engine, documents, tmp_path):
     with pytest.raises(refrain.ModelNotFound, match="known names are .*smollm2-135m"):
         refrain.Engine("no-such-model", store=tmp_path)
-    with pytest.raises(refrain.ModelNotFound, match="refrain pull smollm2-135m"):
+    with pytest.raises(refrain.ModelNotFound, match=f"hf download .* --local-dir {tmp_path} .*refrain pull smollm2-135m"):
         refrain.Engine("smollm2-135m", store=tmp_path, models=tmp_path)
+    with pytest.raises(refrain.ModelNotFound, match="hf download org/name file.gguf --revision v2 "):
+        refrain.Engine("hf:org/name@v2:file.gguf", store=tmp_path)
     with pytest.raises(refrain.RefrainError, match="a3"):
         engine.ask(QUESTION, documents, method="a4")
     with pytest.raises(refrain.RefrainError):
@@ -177,11 +292,24 @@ def test_errors_are_exceptions_with_a_remedy(engine, documents, tmp_path):
         refrain.Engine(MODEL, store=tmp_path, prefix="avergaed")
     with pytest.raises(ValueError, match="use cpu, cuda, cuda:N"):
         refrain.Engine(MODEL, store=tmp_path, device="gpu")
-    with pytest.raises(refrain.RefrainError, match="cannot compute on cuda:99: "):
+    with pytest.raises(refrain.RefrainError, match='cannot compute on cuda:99: .*\nhint: device="cpu" needs neither'):
         refrain.Engine(MODEL, store=tmp_path, device="cuda:99")
 
 
-def test_other_threads_run_while_it_computes(engine, documents):
+LONG = "Bearing 2 runs 200 km before it is greased again. " * 5000
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda engine: engine.ask(QUESTION, ["It runs."], method="vanilla", max_tokens=150, ignore_eos=True),
+        lambda engine: engine.count_tokens(LONG),
+        lambda engine: engine.decode(list(range(3, 200)) * 5000),
+        lambda engine: engine.ask("", [LONG]),
+    ],
+    ids=["answer", "count_tokens", "decode", "documents"],
+)
+def test_other_threads_run_while_it_computes(engine, work):
     ticks, done = [], threading.Event()
 
     def tick():
@@ -193,7 +321,8 @@ def test_other_threads_run_while_it_computes(engine, documents):
     ticker.start()
     try:
         began = time.monotonic()
-        engine.ask(QUESTION, documents, method="vanilla", max_tokens=150, ignore_eos=True)
+        with contextlib.suppress(refrain.RefrainError):
+            work(engine)
         ended = time.monotonic()
     finally:
         done.set()
@@ -230,11 +359,44 @@ while True:
     assert "KeyboardInterrupt" in ran.stderr, ran.stderr
 
 
+@pytest.mark.parametrize(
+    "work",
+    [
+        'engine.ask("why", [text], method="vanilla", max_tokens=1)',
+        'engine.ask("why", [text], method="pie", max_tokens=1)',
+        'next(engine.stream("why", [text], method="pie"))',
+        'engine.compare("why", [text], ["pie"], tokens=1)',
+    ],
+    ids=["prompt", "missing documents", "stream", "compare"],
+)
+def test_ctrl_c_ends_a_prefill_after_a_layer(work, tmp_path):
+    models = Path(os.environ.get("REFRAIN_MODELS") or Path.home() / ".cache/refrain/models")
+    if not any(models.glob("SmolLM2-135M-Instruct*")):
+        pytest.skip(f"SmolLM2 is not in {models}; run: refrain pull smollm2-135m")
+    program = f"""
+import _thread, refrain, signal, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+engine = refrain.Engine("smollm2-135m", store={str(tmp_path)!r}, models={str(models)!r}, prefix="none")
+text = "Bearing 2 runs 200 km before it is greased again. " * 500
+threading.Timer(1.0, _thread.interrupt_main).start()
+began = time.monotonic()
+try:
+    {work}
+except KeyboardInterrupt:
+    print(time.monotonic() - began)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    # All of it takes half a minute and more.
+    assert ran.stdout and 0.9 < float(ran.stdout) < 8, ran.stdout + ran.stderr
+
+
 def test_what_is_known_is_listed():
     assert {model["name"] for model in refrain.models()} >= {"smollm2-135m", "qwen2.5-coder-0.5b"}
     assert {method["name"] for method in refrain.methods()} >= {"vanilla", "a3", "drift"}
     assert {policy["name"] for policy in refrain.policies()} >= {"full", "morph_kv"}
-    assert refrain.__version__
+    assert refrain.__version__ and refrain.__doc__.startswith("Answers from documents")
+    addresses = [model["address"] for model in refrain.models()]
+    assert all(address.startswith("hf:") and address.endswith(".gguf") for address in addresses)
 
 
 def test_the_stub_is_of_this_module(tmp_path):

@@ -1,0 +1,33 @@
+//! Work in steps, between which signals are looked for.
+
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use refrain::engine::Advance;
+
+use crate::error::raise;
+
+/// The time after which signals are looked for again. Other threads of Python may hold the interpreter's lock for some milliseconds each time.
+const INTERVAL: Duration = Duration::from_millis(50);
+
+/// Does steps until all is done. A signal, such as Ctrl-C, ends it between two steps.
+pub(crate) fn advance(
+    py: Python<'_>,
+    mut step: impl FnMut() -> refrain::Result<Advance> + Send,
+) -> PyResult<()> {
+    loop {
+        py.check_signals()?;
+        let done = py.detach(|| -> refrain::Result<bool> {
+            let began = Instant::now();
+            while began.elapsed() < INTERVAL {
+                if step()? == Advance::Done {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        });
+        if done.map_err(raise)? {
+            return Ok(());
+        }
+    }
+}
