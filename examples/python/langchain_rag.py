@@ -20,6 +20,18 @@ from langchain_core.runnables import RunnableLambda
 ROLES = {"human": "user", "ai": "assistant", "system": "system"}
 
 
+def cost(answer: refrain.Answer) -> dict[str, Any]:
+    """What an answer cost, as messages hold it."""
+    stats = answer.stats
+    usage = {
+        "input_tokens": stats["prompt_tokens"],
+        "output_tokens": stats["answer_tokens"],
+        "total_tokens": stats["prompt_tokens"] + stats["answer_tokens"],
+        "input_token_details": {"cache_read": stats["cached_tokens"]},
+    }
+    return {"response_metadata": stats, "usage_metadata": usage}
+
+
 class RefrainRetriever(BaseRetriever):
     """The chunks whose words fit a question best. Their metadata says where they stand, so that the chat model finds their KV caches."""
 
@@ -37,7 +49,8 @@ class RefrainRetriever(BaseRetriever):
 
 
 class ChatRefrain(BaseChatModel):
-    """A chat model that takes documents beside the messages: `invoke(messages, documents=…)`, or `bind(documents=…)`."""
+    """A chat model that takes documents beside the messages: `invoke(messages, documents=…)`, or `bind(documents=…)`. Further keywords of either
+    are those of `Engine.ask`."""
 
     engine: Any
     method: str | None = None
@@ -47,20 +60,25 @@ class ChatRefrain(BaseChatModel):
     def _llm_type(self) -> str:
         return "refrain"
 
-    def _tokens(self, messages: list[BaseMessage], documents: list[Document], stop: list[str] | None) -> refrain.TokenStream:
+    def _tokens(
+        self, messages: list[BaseMessage], documents: list[Document], stop: list[str] | None, keywords: dict[str, Any]
+    ) -> refrain.TokenStream:
+        for message in messages:
+            if message.type not in ROLES:
+                raise ValueError(f"a message of type '{message.type}' is no text of a user, the model or the system: leave it out")
         *before, last = messages
         system = "\n\n".join(message.text for message in before if message.type == "system")
         history = [
             {"role": ROLES[message.type], "content": message.text} for message in before if message.type != "system"
         ]
+        options = {"method": self.method, "max_tokens": self.max_tokens, **keywords}
         return self.engine.stream(
             last.text,
             [self._chunk(document) for document in documents],
-            method=self.method,
             system=system or None,
             history=history,
-            max_tokens=self.max_tokens,
-            stop=stop or [],
+            stop=stop,
+            **options,
         )
 
     def _chunk(self, document: Document) -> refrain.Chunk | refrain.Document:
@@ -76,9 +94,9 @@ class ChatRefrain(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         *,
         documents: list[Document] = (),
-        **_: Any,
+        **keywords: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        tokens = self._tokens(messages, documents, stop)
+        tokens = self._tokens(messages, documents, stop, keywords)
         for token in tokens:
             if token.text:
                 chunk = ChatGenerationChunk(message=AIMessageChunk(token.text))
@@ -86,7 +104,7 @@ class ChatRefrain(BaseChatModel):
                     run_manager.on_llm_new_token(token.text, chunk=chunk)
                 yield chunk
         # The last chunk has no text, and what the answer cost.
-        yield ChatGenerationChunk(message=AIMessageChunk("", response_metadata=tokens.answer.stats))
+        yield ChatGenerationChunk(message=AIMessageChunk("", **cost(tokens.answer)))
 
     def _generate(
         self,
@@ -95,13 +113,13 @@ class ChatRefrain(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         *,
         documents: list[Document] = (),
-        **_: Any,
+        **keywords: Any,
     ) -> ChatResult:
-        tokens = self._tokens(messages, documents, stop)
+        tokens = self._tokens(messages, documents, stop, keywords)
         for _token in tokens:
             pass
         answer = tokens.answer
-        message = AIMessage(answer.text, response_metadata=answer.stats)
+        message = AIMessage(answer.text, **cost(answer))
         return ChatResult(generations=[ChatGeneration(message=message)])
 
 
