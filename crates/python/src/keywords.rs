@@ -85,7 +85,7 @@ fn output(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Option<StructuredOut
 /// Sets a field, unless the value is None.
 fn set<'py, T: FromPyObjectOwned<'py>>(field: &mut T, value: &Bound<'py, PyAny>) -> PyResult<()> {
     if !value.is_none() {
-        *field = value.extract().map_err(Into::into)?;
+        *field = value.extract().map_err(Into::<PyErr>::into)?;
     }
     Ok(())
 }
