@@ -236,7 +236,7 @@ def test_a_closed_engine_is_free_and_says_so(tmp_path, documents):
     with refrain.Engine(MODEL, store=tmp_path / "chunks") as engine:
         engine.ingest(documents)
         assert engine.search(QUESTION)
-        stream = engine.stream(QUESTION, documents, max_tokens=4)
+        stream = engine.stream(QUESTION, documents, max_tokens=4, ignore_eos=True)
     for use in [lambda: engine.ask(QUESTION), lambda: engine.context, lambda: engine.search(QUESTION)]:
         with pytest.raises(ValueError, match="the engine is closed"):
             use()
