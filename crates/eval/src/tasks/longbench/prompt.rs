@@ -32,19 +32,53 @@ impl Prompt {
         }
         let half = tokens / 2;
         let (head, tail) = (text.decode(&ids[..half]), text.decode(&ids[ids.len() - half..]));
-        let (before, front) = match head.strip_prefix(&self.before) {
+        // A tokenizer that normalises text gives a part back in other characters.
+        let forms =
+            |part: &str| -> Result<[String; 2]> { Ok([part.to_owned(), text.decode(&text.encode(part)?)]) };
+        let after = |whole: &str, part: &str| -> Result<Option<String>> {
+            Ok(forms(part)?.iter().find_map(|form| whole.strip_prefix(form.as_str()).map(str::to_owned)))
+        };
+        let (before, front) = match after(&head, &self.before)? {
             Some(front) => (self.before, front),
-            None => (head.clone(), ""),
+            None => (head, String::new()),
         };
-        let (back, question) = match tail.strip_suffix(&self.question) {
-            Some(back) => (back, self.question),
-            None => ("", tail.clone()),
-        };
-        // A question of more than the second half may have its beginning in the first.
-        let (front, begun) = match front.strip_prefix(&self.context) {
-            Some(begun) => (&*self.context, begun),
-            None => (front, ""),
-        };
-        Ok(Prompt { before, context: format!("{front}{back}"), question: format!("{begun}{question}") })
+        let whole_question = forms(&self.question)?.iter().find_map(|form| tail.strip_suffix(form.as_str()));
+        if let Some(back) = whole_question {
+            return Ok(Prompt { before, context: front + back, question: self.question });
+        }
+        // The beginning of a question of more than the second half may be in the first.
+        Ok(match after(&front, &self.context)? {
+            Some(begun) => Prompt { before, context: self.context, question: begun + &tail },
+            None => Prompt { before, context: front, question: tail },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tasks::testing::Words;
+
+    /// Composes `é`, as a tokenizer with NFC does.
+    struct Normalising(Words);
+
+    impl TokenText for Normalising {
+        fn encode(&self, text: &str) -> Result<Vec<u32>> {
+            self.0.encode(&text.replace("e\u{301}", "\u{e9}"))
+        }
+
+        fn decode(&self, ids: &[u32]) -> String {
+            self.0.decode(ids)
+        }
+    }
+
+    #[test]
+    fn parts_are_found_though_the_tokenizer_normalises_them() {
+        let text = Normalising(Words::default());
+        let context: String = (0..40).map(|i| format!(" w{i}")).collect();
+        let prompt = Prompt::new("Cafe\u{301}:{context} Ou\u{300} est le {input} ?", &context, "cafe\u{301}");
+        let cut = prompt.clone().without_middle(16, &text).unwrap();
+        assert_eq!((&cut.before, &cut.question), (&prompt.before, &prompt.question));
+        assert_eq!(cut.context, " w0 w1 w2 w3 w4 w5 w6 w37 w38 w39");
     }
 }
