@@ -10,7 +10,7 @@ pub(super) struct Stat {
     pub low: f64,
     pub high: f64,
     pub samples: usize,
-    /// There are samples enough, in all and by group, for the interval to mean something.
+    /// There are samples enough, in all and in every group, for the interval to mean something.
     pub enough: bool,
 }
 
@@ -25,8 +25,9 @@ impl Stat {
     }
 }
 
-/// The percentile bootstrap (Efron 1979): each group is resampled in itself. Groups without samples do not count. None
-/// without a sample, or if the statistic is not a number. No width where there are fewer than two samples a group.
+/// The percentile bootstrap (Efron 1979): each group is resampled in itself, one sample fewer than it has: as many would make the variance
+/// of a mean of n samples too small by (n − 1) / n (McCarthy and Snowden 1985). Groups without samples do not count. None
+/// without a sample, or if the statistic is not a number. No width where a group has fewer than two samples.
 pub(super) fn bootstrap<T: Copy + PartialEq>(
     mut groups: Vec<Vec<T>>,
     statistic: impl Fn(&[Vec<T>]) -> f64,
@@ -38,7 +39,7 @@ pub(super) fn bootstrap<T: Copy + PartialEq>(
         return None;
     }
     // A group of one sample does not vary, whatever it is: an interval over such groups would be too narrow.
-    let varies = samples >= 2 * groups.len();
+    let varies = groups.iter().all(|group| group.len() > 1);
     let enough = samples >= ENOUGH && varies;
     // Resamples of equal samples are equal.
     if !varies || groups.iter().all(|group| group.iter().all(|sample| *sample == group[0])) {
@@ -46,6 +47,7 @@ pub(super) fn bootstrap<T: Copy + PartialEq>(
     }
     let mut random = ChaCha8Rng::seed_from_u64(SEED);
     let mut drawn = groups.clone();
+    drawn.iter_mut().for_each(|group| _ = group.pop());
     let mut values: Vec<f64> = (0..RESAMPLES)
         .map(|_| {
             for (to, from) in drawn.iter_mut().zip(&groups) {
@@ -109,6 +111,15 @@ mod tests {
         assert!(((stat.high - stat.low) / (2.0 * 1.96 * error) - 1.0).abs() < 0.08, "{stat:?}");
     }
 
+    /// The standard error of the mean of n samples is that of n - 1 in the denominator, also of two.
+    #[test]
+    fn small_groups_have_the_whole_variance() {
+        let groups: Vec<Vec<f64>> = (0..200).map(|_| vec![0.0, 1.0]).collect();
+        let stat = bootstrap(groups, mean_of_means).unwrap();
+        let error = (0.5f64 / 2.0 / 200.0).sqrt();
+        assert!(((stat.high - stat.low) / (2.0 * 1.96 * error) - 1.0).abs() < 0.08, "{stat:?}");
+    }
+
     #[test]
     fn nothing_has_no_statistic() {
         assert_eq!(bootstrap::<f64>(vec![], mean_of_means), None);
@@ -126,6 +137,7 @@ mod tests {
         };
         assert!(!enough(&[1]) && !enough(&[7]) && enough(&[8]) && enough(&[4, 4]));
         assert!(!enough(&[1; 11]), "no group varies");
+        assert!(!enough(&[1, 20]), "a group does not vary");
         let few = bootstrap(vec![vec![1.0], vec![2.0], vec![1.0, 4.0]], mean_of_means).unwrap();
         assert_eq!((few.low, few.high), (few.value, few.value));
     }
