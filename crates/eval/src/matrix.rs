@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
+/// Least tokens that a LongBench prompt is cut to.
+const MIN_PROMPT_TOKENS: usize = 16;
+
 /// A run's matrix. Every task is answered by every model with every method and policy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -156,6 +159,11 @@ impl Matrix {
         if self.limit == Some(0) || self.max_tokens == Some(0) || self.tasks.iter().any(zero) {
             return refuse("limit, max_tokens, lengths and depths must be at least 1");
         }
+        if let Some(tokens) = self.max_prompt_tokens.filter(|tokens| *tokens < MIN_PROMPT_TOKENS) {
+            return refuse(&format!(
+                "`max_prompt_tokens` must be at least {MIN_PROMPT_TOKENS}, not {tokens}"
+            ));
+        }
         if self.batch == 0 {
             return refuse("`batch` must be at least 1: so many answers are decoded together");
         }
@@ -188,6 +196,11 @@ mod tests {
         );
         assert!(matrix.check().is_ok());
         assert_eq!(toml::from_str::<Matrix>(&matrix.text()).unwrap(), matrix);
+        for (tokens, good) in [(1, false), (15, false), (16, true)] {
+            let checked = Matrix { max_prompt_tokens: Some(tokens), ..matrix.clone() }.check();
+            assert_eq!(checked.is_ok(), good, "{tokens}");
+            assert!(checked.err().is_none_or(|error| error.to_string().contains("`max_prompt_tokens`")));
+        }
         std::fs::write(&path, "models = ['a']\nmethod = 'pie'\n").unwrap();
         let error = Matrix::read(&path).unwrap_err().to_string();
         assert!(error.contains("m.toml") && error.contains("method") && error.contains("line 2"), "{error}");

@@ -55,4 +55,5 @@ const SOURCES: &[(&str, &str, &str)] = &[
         "longwriter/longbench_write{,_en}.jsonl",
     ),
     ("LongWrite-Ruler", "the same", "longwriter/longwrite_ruler.jsonl"),
+    ("LongWriter's grading, of --judge", "the same", "longwriter/judge.txt"),
 ];

@@ -39,7 +39,10 @@ pub fn judgement(reply: &str) -> Option<[f64; 6]> {
     let scores: Map<String, Value> = serde_json::from_str(&json.replace('\n', "")).ok()?;
     let mut given = [0.0; 6];
     for (given, dimension) in given.iter_mut().zip(DIMENSIONS) {
-        *given = scores.get(dimension)?.as_f64().filter(|score| (1.0..=5.0).contains(score))?;
+        let grade = scores.get(dimension)?;
+        // Some judges write numbers as strings.
+        let grade = grade.as_f64().or_else(|| grade.as_str()?.trim().parse().ok());
+        *given = grade.filter(|grade| (1.0..=5.0).contains(grade))?;
     }
     Some(given)
 }
@@ -78,6 +81,8 @@ so", "Relevance": 5, "Accuracy": 4, "Coherence": 3, "Clarity": 2, "Breadth and D
         let given = Some([5.0, 4.0, 3.0, 2.0, 1.0, 5.0]);
         assert_eq!(judgement(json), given);
         assert_eq!(judgement(&format!("Here:\n```json\n{json}\n```\nDone")), given);
+        assert_eq!(judgement(&json.replace("\"Clarity\": 2", "\"Clarity\": \" 2\"")), given);
+        assert_eq!(judgement(&json.replace("\"Clarity\": 2", "\"Clarity\": \"good\"")), None);
         assert_eq!(judgement(&format!("Here: {json}")), None);
         assert_eq!(judgement(&json.replace("Clarity", "Clearness")), None);
         assert_eq!(judgement(&json.replace("\"Clarity\": 2", "\"Clarity\": 7")), None);
