@@ -1,5 +1,6 @@
 //! `refrain eval`: benchmarks run, and reported.
 
+mod judge;
 mod sources;
 
 use std::collections::BTreeMap;
@@ -15,8 +16,8 @@ use refrain::store::{KvQuantization, Store, hex};
 use refrain_eval::Judge;
 use refrain_eval::Scorer;
 use refrain_eval::run::{Run, RunProgress, left, read};
-use refrain_eval::tasks::{LoadedTask, TaskModel, TokenText, load, longwriter, names};
-use refrain_eval::{MachineInfo, Matrix, ModelInfo, Record, RunInfo, RunOptions, Scoring, TaskSpec, Variant};
+use refrain_eval::tasks::{LoadedTask, TaskModel, TokenText, load, names};
+use refrain_eval::{MachineInfo, Matrix, ModelInfo, Record, RunInfo, RunOptions, TaskSpec, Variant};
 use serde_json::json;
 
 use crate::args::{self, PrefixArg};
@@ -28,6 +29,7 @@ use crate::table::Table;
 use crate::{machine, methods};
 use refrain::folders::tilde;
 
+pub(crate) use self::judge::{judge, judge_template, name_judge};
 pub(crate) use self::sources::fetch;
 
 /// Least bytes of chunks in memory: nothing of a sample may be prefilled again.
@@ -40,6 +42,7 @@ const MOST_ERRORS: usize = 20;
 #[derive(Default)]
 struct ModelOutcome {
     whole: bool,
+    tasks: usize,
     answers: usize,
     failed: usize,
     /// How many answers failed with each error.
@@ -70,9 +73,14 @@ pub(crate) fn run(context: &Context, args: &args::EvalRun) -> Result<()> {
         let until = args.time_budget.map(|budget| Instant::now() + share(budget));
         let part = one(&context, &matrix, &variants, &folder, judge.as_ref(), until)?;
         all.whole &= part.whole;
+        all.tasks += part.tasks;
         all.answers += part.answers;
         all.failed += part.failed;
         part.errors.into_iter().for_each(|(error, failed)| *all.errors.entry(error).or_default() += failed);
+    }
+    if all.tasks == 0 {
+        let hint = "give shorter --lengths, or a model with a longer context";
+        return Err(Fail::new("no task is left to run: all are left out").hint(hint).into());
     }
     let told = told(context, &folder, &all, started.elapsed());
     // The status tells of failures where nobody reads the output, too.
@@ -81,7 +89,7 @@ pub(crate) fn run(context: &Context, args: &args::EvalRun) -> Result<()> {
 
 /// Says what came of all parts of a run.
 fn told(context: &Context, folder: &Path, outcome: &ModelOutcome, took: Duration) -> Result<()> {
-    let ModelOutcome { whole, answers, failed, ref errors } = *outcome;
+    let ModelOutcome { whole, answers, failed, ref errors, .. } = *outcome;
     if context.json {
         let failure = |(error, answers)| json!({ "error": error, "answers": answers });
         return print_json(&json!({
@@ -108,12 +116,6 @@ fn told(context: &Context, folder: &Path, outcome: &ModelOutcome, took: Duration
     ));
     context.say(&format!("tables and pictures: refrain eval report {}", folder.display()));
     Ok(())
-}
-
-/// The judge at a URL, with the key of the environment.
-pub(crate) fn judge(url: &str, model: &str) -> Judge {
-    let key = std::env::var("OPENAI_API_KEY").ok().filter(|key| !key.is_empty());
-    Judge::new(url, model, key)
 }
 
 /// The matrix, with the options of the command line.
@@ -250,20 +252,22 @@ fn one(
 ) -> Result<ModelOutcome> {
     let engine =
         context.engine_on(Store::in_memory(context.global.memory.max(MEMORY)), &Instructions::default())?;
+    let name = context.global.model.as_str();
     let model = TaskModel {
+        name,
         tokenizer: engine.tokenizer(),
         context: engine.decoder().config().context,
         chunk_tokens: engine.settings().chunk_tokens,
     };
     let spinner = context.spinner("making the samples");
-    let (mut jobs, missing) = load(matrix, &model)?;
+    let (mut jobs, left_out) = load(matrix, &model)?;
     spinner.finish_and_clear();
-    if !missing.is_empty() {
-        output::warn(&format!("not in the data, and left out: {}", missing.join(", ")));
+    if !left_out.is_empty() {
+        output::warn(&format!("left out of {name}'s tasks: {}", left_out.join(", ")));
     }
     jobs.iter_mut().for_each(|job| name_judge(job, judge));
-    let name = context.global.model.as_str();
     let mut run = Run::open(folder, about(context, matrix, variants, &engine, &jobs)?)?;
+    run.changes().iter().for_each(|change| output::warn(change));
     let before = run.known(name);
     if before > 0 {
         context.say(&format!("{} goes on: {} of {name} there", folder.display(), count(before, "answer")));
@@ -294,30 +298,7 @@ fn one(
         let found = read(folder)?.1.into_iter().rev().filter_map(|record| record.error);
         found.take(failed).for_each(|error| *errors.entry(error).or_default() += 1);
     }
-    Ok(ModelOutcome { whole, answers: run.known(name) - before, failed, errors })
-}
-
-/// Notes who judges, where the benchmark wants a judge.
-pub(crate) fn name_judge(job: &mut LoadedTask, judge: Option<&Judge>) {
-    let said = match (job.scoring, judge) {
-        (Scoring::LongGen | Scoring::LongWriter, Some(judge)) => format!("judge: {}", judge.model()),
-        (Scoring::LongGen, None) => "no judge: scores named proxy are ours".to_owned(),
-        (Scoring::LongWriter, None) => "no judge: quality is not graded".to_owned(),
-        _ => return,
-    };
-    let note = &mut job.about.note;
-    *note = if note.is_empty() { said } else { format!("{note}; {said}") };
-}
-
-/// The prompt of LongWriter's judge, if there is a judge and a task of LongWriter.
-pub(crate) fn judge_template(
-    judge: Option<&Judge>,
-    matrix: &Matrix,
-    jobs: &[LoadedTask],
-) -> Result<Option<String>> {
-    let writing = jobs.iter().any(|job| job.scoring == Scoring::LongWriter);
-    let folder = matrix.data.as_deref().filter(|_| judge.is_some() && writing);
-    Ok(folder.map(longwriter::judge_template).transpose()?)
+    Ok(ModelOutcome { whole, tasks: jobs.len(), answers: run.known(name) - before, failed, errors })
 }
 
 /// Where a run is, and the time left by the characters that are answered.

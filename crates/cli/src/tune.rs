@@ -169,13 +169,11 @@ fn task(samples: &[Sample]) -> TaskInfo {
     TaskInfo {
         benchmark: "tune".to_owned(),
         task: "tune".to_owned(),
-        length: None,
         metric: Scoring::QaF1.name().to_owned(),
         scale: 100.0,
         samples: samples.len(),
-        of: None,
         note: "questions over documents of the user's".to_owned(),
-        data: None,
+        ..TaskInfo::default()
     }
 }
 

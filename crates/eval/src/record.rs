@@ -1,4 +1,4 @@
-//! The files of a run: a record a sample and variant, and the description of the run.
+//! A record a sample and variant: a line of `results.jsonl`.
 
 use std::collections::BTreeMap;
 
@@ -20,6 +20,9 @@ pub struct Record {
     /// Where its needle lies, in percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub depth: Option<f64>,
+    /// Words of its context, or characters of a Chinese one, as LongBench's data count them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context_words: Option<usize>,
     /// The sample's name within the task.
     pub sample: String,
     /// Specification of the fusion method, such as `a3:ratio=0.3`.
@@ -33,6 +36,12 @@ pub struct Record {
     /// `_asked`, `_yes`). Empty if the sample failed.
     #[serde(default)]
     pub scores: BTreeMap<String, f64>,
+    /// The judge that took part in the scores.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub judge: Option<String>,
+    /// Most new tokens that the context had room for, where the sample allows more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer_room: Option<usize>,
     /// Fidelity to vanilla; none if the sample failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fidelity: Option<Fidelity>,
@@ -136,222 +145,5 @@ impl Cost {
             bytes_loaded: stats.bytes_loaded,
             document_bytes: stats.document_bytes,
         }
-    }
-}
-
-/// The description of a run: its file `about.json`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct RunInfo {
-    /// The program's version.
-    pub version: String,
-    /// The command that made the run.
-    pub command: String,
-    /// The matrix as it was written, TOML.
-    pub matrix: String,
-    /// When it began, seconds since 1970.
-    pub started: u64,
-    /// Seconds spent on it, over all its sittings.
-    pub seconds: f64,
-    /// The machine.
-    pub machine: MachineInfo,
-    /// The models.
-    pub models: Vec<ModelInfo>,
-    /// The tasks, in order.
-    pub tasks: Vec<TaskInfo>,
-    /// Specifications of the fusion methods, in order.
-    pub methods: Vec<String>,
-    /// Specifications of the eviction policies, in order.
-    pub policies: Vec<String>,
-    /// Seed of everything drawn.
-    pub seed: u64,
-    /// Other settings that answers depend on, by name. A run continues only with equal settings.
-    #[serde(default)]
-    pub settings: BTreeMap<String, String>,
-}
-
-impl RunInfo {
-    /// Adds what the run had before, as `known` says.
-    ///
-    /// # Errors
-    /// The difference, if answers of both cannot be compared.
-    pub(crate) fn continue_from(&mut self, known: &RunInfo) -> Result<(), String> {
-        let differs = |what: &str, was: &str, is: &str| {
-            let advice = "give another folder, or the same settings";
-            Err(format!("this run was made with {what} {was}, not {is}; {advice}"))
-        };
-        if known.seed != self.seed {
-            return differs("seed", &known.seed.to_string(), &self.seed.to_string());
-        }
-        for (name, is) in &self.settings {
-            if let Some(was) = known.settings.get(name).filter(|was| *was != is) {
-                return differs(name, was, is);
-            }
-        }
-        for model in &self.models {
-            let same = |other: &&ModelInfo| other.name == model.name;
-            if let Some(other) = known.models.iter().find(same).filter(|other| *other != model) {
-                return differs(
-                    &format!("another {} than", model.name),
-                    &other.fingerprint,
-                    &model.fingerprint,
-                );
-            }
-        }
-        for task in &self.tasks {
-            let other = known.tasks.iter().find(|other| other.same_as(task));
-            if let Some(other) = other.filter(|other| other.made_of() != task.made_of()) {
-                return differs(&task.label(), &other.made_of(), &task.made_of());
-            }
-        }
-        (self.started, self.seconds) = (known.started, known.seconds);
-        // A run that went on was made by all of its commands.
-        self.command = joined(&known.command, &self.command, "\n");
-        self.matrix = joined(&known.matrix, &self.matrix, "\n# then\n");
-        keep(&mut self.models, &known.models, |a, b| a.name == b.name);
-        keep(&mut self.tasks, &known.tasks, TaskInfo::same_as);
-        keep(&mut self.methods, &known.methods, PartialEq::eq);
-        keep(&mut self.policies, &known.policies, PartialEq::eq);
-        Ok(())
-    }
-}
-
-/// Parts of a text, each once.
-fn joined(known: &str, new: &str, between: &str) -> String {
-    if known.is_empty() {
-        return new.to_owned();
-    }
-    let is_known = known.split(between).any(|part| part.trim() == new.trim());
-    if is_known { known.to_owned() } else { [known.trim_end(), new].join(between) }
-}
-
-/// Known items come first; an item that is in both is taken from the new ones.
-fn keep<T: Clone>(new: &mut Vec<T>, known: &[T], same: impl Fn(&T, &T) -> bool) {
-    let mut all: Vec<T> =
-        known.iter().map(|old| new.iter().find(|new| same(old, new)).unwrap_or(old).clone()).collect();
-    all.extend(new.iter().filter(|new| !known.iter().any(|old| same(old, new))).cloned());
-    *new = all;
-}
-
-/// A machine.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct MachineInfo {
-    /// Its processor.
-    pub cpu: String,
-    /// Instructions that the CPU's kernels use. Of runs on a GPU that older versions made, the GPU's name.
-    pub isa: String,
-    /// Processor that computed, where that is not the CPU.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub device: Option<String>,
-    /// Threads used.
-    pub threads: usize,
-    /// Bytes of memory.
-    pub memory: u64,
-    /// Operating system.
-    pub os: String,
-}
-
-impl MachineInfo {
-    /// The description of this machine and of another that took part: what they have in common once.
-    pub(crate) fn beside(&self, other: &MachineInfo) -> MachineInfo {
-        MachineInfo {
-            cpu: joined(&self.cpu, &other.cpu, ", "),
-            isa: joined(&self.isa, &other.isa, ", "),
-            device: match (&self.device, &other.device) {
-                (Some(device), Some(other)) => Some(joined(device, other, ", ")),
-                (device, other) => device.clone().or_else(|| other.clone()),
-            },
-            os: joined(&self.os, &other.os, ", "),
-            ..self.clone()
-        }
-    }
-}
-
-/// A model.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct ModelInfo {
-    /// The name that records have.
-    pub name: String,
-    /// Its file or folder, without the path.
-    pub file: String,
-    /// Fingerprint of weights and configuration, hexadecimal.
-    pub fingerprint: String,
-    /// Layers.
-    pub layers: usize,
-    /// Query heads.
-    pub heads: usize,
-    /// KV heads.
-    pub kv_heads: usize,
-    /// Most tokens of a prompt with its answer.
-    pub context: usize,
-    /// How weights are kept and multiplied.
-    pub precision: String,
-    /// Type of cached keys and values.
-    pub kv: String,
-}
-
-/// A task of a run.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct TaskInfo {
-    /// As in its records.
-    pub benchmark: String,
-    /// As in its records.
-    pub task: String,
-    /// As in its records.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub length: Option<usize>,
-    /// Name of its score, such as `qa_f1`.
-    pub metric: String,
-    /// The number that a score of 1 is shown as: 100 for most tasks, 10 for the needle.
-    pub scale: f64,
-    /// Number of samples.
-    pub samples: usize,
-    /// Samples of the benchmark itself, if it is not generated.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub of: Option<usize>,
-    /// Differences from the benchmark: a subset, a derived set, another judge.
-    #[serde(default)]
-    pub note: String,
-    /// BLAKE3 of the data's file, hexadecimal, if there is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub data: Option<String>,
-}
-
-impl TaskInfo {
-    /// For people: `ruler/vt at 4096`.
-    pub fn label(&self) -> String {
-        let name = if self.benchmark == self.task {
-            self.task.clone()
-        } else {
-            format!("{}/{}", self.benchmark, self.task)
-        };
-        self.length.map_or(name.clone(), |length| format!("{name} at {length}"))
-    }
-
-    /// The things that its samples depend on beside their number.
-    fn made_of(&self) -> String {
-        let data = self.data.as_deref().and_then(|hash| hash.get(..12)).unwrap_or("no file");
-        format!("({}, {data}, {})", self.metric, self.note)
-    }
-
-    pub(crate) fn same_as(&self, other: &TaskInfo) -> bool {
-        (&self.benchmark, &self.task, self.length) == (&other.benchmark, &other.task, other.length)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn machines_of_older_reports_are_read_and_name_no_device() {
-        let old = r#"{"cpu":"A","isa":"amx","threads":2,"memory":1,"os":"L"}"#;
-        let old: MachineInfo = serde_json::from_str(old).unwrap();
-        assert_eq!((old.isa.as_str(), &old.device), ("amx", &None));
-        assert!(!serde_json::to_string(&old).unwrap().contains("device"));
-        let gpu = |name: &str| MachineInfo { device: Some(name.to_owned()), ..old.clone() };
-        assert_eq!(old.beside(&gpu("H100")).device, gpu("H100").device);
-        assert_eq!(gpu("H100").beside(&gpu("A100")).device, Some("H100, A100".to_owned()));
-        let again: MachineInfo = serde_json::from_str(&serde_json::to_string(&gpu("H100")).unwrap()).unwrap();
-        assert_eq!(again, gpu("H100"));
     }
 }

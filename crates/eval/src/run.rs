@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use refrain::engine::Engine;
 
 use crate::error::{Error, Result};
-use crate::record::{Record, RunInfo};
+use crate::record::Record;
+use crate::run_info::RunInfo;
 use crate::sample::Sample;
 use crate::sample_run::SampleRun;
 use crate::scoring::Scorer;
@@ -39,8 +40,10 @@ pub struct Run {
     results: Results,
     /// Records that have an answer and its scores.
     done: HashSet<Key>,
-    /// Records with an answer that could not be scored.
+    /// Records with an answer that could not be scored, or that the judge has not graded yet.
     unscored: HashMap<Key, Record>,
+    /// Changes since the run was begun that its times depend on, in words.
+    changes: Vec<String>,
     opened: Instant,
 }
 
@@ -146,7 +149,6 @@ pub fn merge(folder: &Path, parts: impl IntoIterator<Item = (RunInfo, Vec<Record
         let seconds = about.seconds;
         if let Some(known) = whole.take() {
             about.continue_from(&known).map_err(Error::Invalid)?;
-            about.machine = known.machine.beside(&about.machine);
             about.seconds = known.seconds + seconds;
             about.started = known.started.min(about.started);
         }
@@ -166,18 +168,22 @@ pub fn merge(folder: &Path, parts: impl IntoIterator<Item = (RunInfo, Vec<Record
 }
 
 impl Run {
-    /// Opens the folder of a run, or makes it. Answers that the folder already has are not made again.
+    /// Opens the folder of a run, or makes it. Answers that the folder already has are not made again. Those that a judge has yet to
+    /// grade are only graded.
     ///
     /// # Errors
     /// If the folder cannot be written, another run is writing there, or its results were made with other settings.
     pub fn open(folder: &Path, mut about: RunInfo) -> Result<Run> {
         std::fs::create_dir_all(folder).map_err(|error| Error::data(folder, error))?;
         let mut results = UnlockedResults::open(folder)?.lock()?;
-        if folder.join("about.json").exists() {
-            about.continue_from(&read_about(folder)?).map_err(|reason| Error::data(folder, reason))?;
-        }
+        let changes = if folder.join("about.json").exists() {
+            about.continue_from(&read_about(folder)?).map_err(|reason| Error::data(folder, reason))?
+        } else {
+            Vec::new()
+        };
         let records = results.records()?;
-        let (good, bad): (Vec<Record>, _) = records.into_iter().partition(|record| record.error.is_none());
+        let (good, bad): (Vec<Record>, _) =
+            records.into_iter().partition(|record| record.error.is_none() && about.is_graded(record));
         let unscored = bad.into_iter().filter(|record| record.cost.is_some());
         let run = Run {
             folder: folder.to_owned(),
@@ -185,10 +191,16 @@ impl Run {
             results,
             done: good.iter().map(key).collect(),
             unscored: unscored.map(|record| (key(&record), record)).collect(),
+            changes,
             opened: Instant::now(),
         };
         run.write_about()?;
         Ok(run)
+    }
+
+    /// Changes since the run was begun that its times depend on, such as another machine, in words.
+    pub fn changes(&self) -> &[String] {
+        &self.changes
     }
 
     /// Number of a model's answers that need not be made again.
@@ -302,6 +314,7 @@ fn blank(model: &str, job: &LoadedTask, sample: &Sample, variant: &Variant) -> R
         task: job.about.task.clone(),
         length: sample.length,
         depth: sample.depth,
+        context_words: sample.context_words,
         sample: sample.id.clone(),
         method: variant.method.clone(),
         policy: variant.policy.clone(),

@@ -21,7 +21,7 @@ pub struct Sample {
     pub answer_prefix: String,
     /// Whether the chat template goes around it.
     pub chat: bool,
-    /// Most new tokens.
+    /// Most new tokens. Fewer where the model's context leaves no room for so many.
     pub max_tokens: usize,
     /// New tokens before which no stop string counts.
     pub min_tokens: usize,
@@ -31,6 +31,9 @@ pub struct Sample {
     pub length: Option<usize>,
     /// Where its needle lies, in percent of the context.
     pub depth: Option<f64>,
+    /// Words of its context, or characters of a Chinese one, as LongBench's data count them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context_words: Option<usize>,
     /// The expected answer.
     pub gold: Gold,
 }

@@ -74,6 +74,7 @@ impl<'a> SampleRun<'a> {
                 match answers.next() {
                     Some(Ok((answer, fidelity))) => {
                         let config = self.engine.decoder().config();
+                        record.answer_room = self.answer_room();
                         record.cost = Some(Cost::of(&answer.stats, config.heads / config.kv_heads));
                         (record.answer, record.fidelity) = (answer.text, Some(fidelity));
                     }
@@ -90,7 +91,7 @@ impl<'a> SampleRun<'a> {
         if record.error.is_none() {
             let LoadedTask { scoring, first_line, .. } = *self.job;
             match self.scorer.scores(scoring, first_line, self.sample, &record.answer) {
-                Ok(scores) => record.scores = scores,
+                Ok(scores) => (record.scores, record.judge) = (scores, self.job.about.judge.clone()),
                 Err(error) => record.error = Some(error.to_string()),
             }
         }
@@ -100,9 +101,9 @@ impl<'a> SampleRun<'a> {
 
     /// Answers of variants, decoded together. The reference is made where there is none yet.
     fn try_answer(&mut self, variants: &[&Variant]) -> Result<Vec<Result<(Answer, Fidelity)>>> {
-        let sampling = self.sampling();
         if self.reference.is_none() {
             let prompt = self.prompt()?;
+            let sampling = self.sampling(&prompt);
             let reference = reference_to(self.engine, &prompt, &sampling, self.options)?;
             for variant in self.variants {
                 let of = storage(variant);
@@ -116,6 +117,7 @@ impl<'a> SampleRun<'a> {
         let Some((prompt, reference)) = &self.reference else {
             return Err(Error::Invalid("vanilla has not answered".to_owned()));
         };
+        let sampling = self.sampling(prompt);
         let is_known = |variant: &Variant| variant.is_reference() && sampling.temperature == 0.0;
         let request = |variant: &Variant| {
             let of = storage(variant);
@@ -185,11 +187,23 @@ impl<'a> SampleRun<'a> {
         })?)
     }
 
-    fn sampling(&self) -> Sampling {
+    /// Tokens of the context beside a prompt, where these are fewer than the sample's limit. None for a prompt that leaves none, which
+    /// the engine refuses.
+    fn room(&self, prompt: &Prompt) -> Option<usize> {
+        let room = self.engine.decoder().config().context.saturating_sub(prompt.len());
+        (0 < room && room < self.sample.max_tokens).then_some(room)
+    }
+
+    /// As [`SampleRun::room`], of the prompt that was answered.
+    fn answer_room(&self) -> Option<usize> {
+        self.reference.as_ref().and_then(|(prompt, _)| self.room(prompt))
+    }
+
+    fn sampling(&self, prompt: &Prompt) -> Sampling {
         Sampling {
             temperature: self.job.temperature as f32,
             top_p: self.job.top_p as f32,
-            max_tokens: self.sample.max_tokens,
+            max_tokens: self.room(prompt).unwrap_or(self.sample.max_tokens),
             min_tokens: self.sample.min_tokens,
             stop: self.sample.stop.clone(),
             seed: self.options.seed,

@@ -18,7 +18,8 @@ fn engine() -> Engine {
 
 fn jobs(engine: &Engine, matrix: &Matrix) -> Vec<LoadedTask> {
     let context = engine.decoder().config().context;
-    load(matrix, &TaskModel { tokenizer: engine.tokenizer(), context, chunk_tokens: 64 }).unwrap().0
+    let model = TaskModel { name: "tiny", tokenizer: engine.tokenizer(), context, chunk_tokens: 64 };
+    load(matrix, &model).unwrap().0
 }
 
 /// Two tasks that fit the model's context of 512 tokens.
@@ -196,6 +197,55 @@ fn a_sample_that_fails_is_noted_and_the_others_go_on() {
     assert_eq!(read(folder.path()).unwrap().1.len(), 35);
 }
 
+#[test]
+fn an_answer_ends_where_the_context_does() {
+    let engine = engine();
+    let mut jobs = jobs(&engine, &matrix());
+    jobs.truncate(1);
+    jobs[0].samples.truncate(2);
+    jobs[0].samples[0].max_tokens = 32_768;
+    let folder = tempfile::tempdir().unwrap();
+    assert!(go_on(folder.path(), &engine, &jobs, usize::MAX, 3));
+    let (_, records) = read(folder.path()).unwrap();
+    assert_eq!(records.len(), 10);
+    for record in &records {
+        let cost = record.cost.as_ref().unwrap();
+        let is_cut = record.sample == jobs[0].samples[0].id;
+        let room = is_cut.then_some(512 - cost.prompt_tokens);
+        assert_eq!((&record.error, record.answer_room), (&None, room), "{}", record.method);
+        assert!(cost.answer_tokens <= room.unwrap_or(8), "{cost:?}");
+    }
+}
+
+#[test]
+fn answers_without_a_judge_are_graded_later_and_not_made_again() {
+    let engine = engine();
+    let mut jobs = jobs(&engine, &matrix());
+    jobs[0].samples.truncate(1);
+    jobs[1].samples.truncate(1);
+    let folder = tempfile::tempdir().unwrap();
+    assert!(go_on(folder.path(), &engine, &jobs, usize::MAX, 3));
+    let (_, before) = read(folder.path()).unwrap();
+    jobs[0].about.judge = Some("judge".to_owned());
+    // The first sitting with the judge is stopped.
+    assert!(!go_on(folder.path(), &engine, &jobs, 2, 3));
+    assert!(go_on(folder.path(), &engine, &jobs, usize::MAX, 3));
+    let (_, all) = read(folder.path()).unwrap();
+    assert_eq!((before.len(), all.len()), (10, 15), "five of one task");
+    for graded in &all[10..] {
+        let method = |record: &&Record| (&record.task, &record.method) == (&graded.task, &graded.method);
+        let ungraded = before.iter().find(method).unwrap();
+        assert_eq!((graded.judge.as_deref(), &ungraded.judge), (Some("judge"), &None));
+        assert_eq!(
+            (&graded.cost, &graded.answer),
+            (&ungraded.cost, &ungraded.answer),
+            "times are those of before"
+        );
+    }
+    assert!(go_on(folder.path(), &engine, &jobs, usize::MAX, 3));
+    assert_eq!(read(folder.path()).unwrap().1.len(), 15);
+}
+
 #[cfg(feature = "emulate")]
 mod gpu {
     use std::sync::Arc;
@@ -296,6 +346,10 @@ fn a_run_goes_on_only_with_the_same_settings_and_tells_a_broken_line() {
                 .unwrap(),
         );
     }
+    let machine = MachineInfo { cpu: "another".to_owned(), ..MachineInfo::default() };
+    let run = Run::open(folder.path(), RunInfo { machine, ..about(&jobs) }).unwrap();
+    assert!(run.changes()[0].contains("machine") && run.changes().len() == 1, "{:?}", run.changes());
+    drop(run);
     let (about_now, _) = read(folder.path()).unwrap();
     assert_eq!(about_now.command, "one\ntwo");
     assert_eq!(about_now.matrix, "seed of one\n# then\nseed of two");

@@ -139,11 +139,13 @@ fn samples(
     let context_tokens = files.config().context;
     let chunk_tokens = context.global.chunk_tokens.min(context_tokens.saturating_sub(1).max(1));
     let spinner = context.spinner("making the samples");
-    let (mut jobs, missing) =
-        load(matrix, &TaskModel { tokenizer: &tokenizer, context: context_tokens, chunk_tokens })?;
+    let (mut jobs, left_out) = load(
+        matrix,
+        &TaskModel { name: model, tokenizer: &tokenizer, context: context_tokens, chunk_tokens },
+    )?;
     spinner.finish_and_clear();
-    if !missing.is_empty() {
-        warn(&format!("not in the data, and left out: {}", missing.join(", ")));
+    if !left_out.is_empty() {
+        warn(&format!("left out of {model}'s tasks: {}", left_out.join(", ")));
     }
     jobs.iter_mut().for_each(|job| name_judge(job, judge));
     Ok((context, jobs))
@@ -219,6 +221,7 @@ impl EvalWork<'_> {
         about.models.iter_mut().for_each(|model| name.clone_into(&mut model.name));
         let mut run = Run::open(&folder, about)?;
         let model = TaskModel {
+            name,
             tokenizer: engine.tokenizer(),
             context: engine.decoder().config().context,
             chunk_tokens: engine.settings().chunk_tokens,

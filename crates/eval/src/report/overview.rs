@@ -108,7 +108,7 @@ fn tasks(data: &Data<'_>) -> Table {
         cells: [
             task.metric.clone(),
             task.of.map_or(task.samples.to_string(), |of| format!("{} of {of}", task.samples)),
-            task.note.clone(),
+            task.notes(None),
             task.data.as_ref().map_or(String::new(), |hash| hash.chars().take(12).collect()),
         ]
         .map(Cell::text)

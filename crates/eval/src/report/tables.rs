@@ -178,7 +178,7 @@ fn missing(data: &Data<'_>, [model, task, variant]: [usize; 3]) -> String {
 
 /// Notes on differences from the benchmarks and on tasks that tell nothing about quality.
 pub(super) fn notes(data: &Data<'_>, model: usize, tasks: &[usize]) -> Vec<String> {
-    let note = |task: &usize| data.tasks[*task].note.trim_end_matches('.');
+    let note = |task: &usize| data.tasks[*task].notes(Some(data.models[model]));
     let mut notes = Vec::new();
     for text in distinct(tasks.iter().map(note).filter(|text| !text.is_empty())) {
         let of = tasks.iter().filter(|task| note(task) == text);

@@ -7,6 +7,7 @@ use refrain::model::{Specials, Tokenizer};
 use serde::{Deserialize, Serialize};
 
 use super::file::{DataFile, spread};
+use super::names::LONG_OUTPUTS;
 use super::needle::{self, Needle, NeedleStyle};
 use super::ruler::{self, Ruler, RulerOptions};
 use super::{Protocol, TaskData, TokenText, longbench, longgen, longwriter, rag};
@@ -16,6 +17,8 @@ use crate::{Error, Matrix, Result, Sample, Scoring, TaskInfo, TaskSpec};
 const LENGTHS: [usize; 1] = [4096];
 /// Samples of a generated task, where no limit is given.
 const GENERATED: usize = 50;
+/// Samples that RULER itself has of a task.
+const RULER_SAMPLES: usize = 500;
 /// Tokens that a chat template may take.
 const TEMPLATE: usize = 128;
 /// Depths of the needle, where none are given.
@@ -41,6 +44,8 @@ pub struct LoadedTask {
 /// The properties of a model that samples depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct TaskModel<'a> {
+    /// The name that records have.
+    pub name: &'a str,
     /// The model's tokenizer.
     pub tokenizer: &'a Tokenizer,
     /// Its context.
@@ -65,67 +70,27 @@ impl TaskModel<'_> {
         self.encode(text).map_or(usize::MAX / 2, |ids| ids.len())
     }
 
-    /// Tokens that a LongBench prompt is cut to: somewhat under the window, as the benchmark's own configurations have it.
-    fn prompt_tokens(&self) -> usize {
+    /// Tokens that a LongBench prompt is cut to: somewhat under the window, as the benchmark's own configurations have it, which leaves room
+    /// for its answers of up to 512 tokens. Longer answers take room from the prompt, down to half of the context.
+    fn prompt_tokens(&self, max_tokens: Option<usize>) -> usize {
         let windows = [(32_768, 31_500), (16_384, 15_500), (8192, 7500), (4096, 3500)];
         let fits = windows.iter().find(|(window, _)| self.context >= *window);
-        // Answers have up to 512 tokens.
-        fits.map_or(self.context.saturating_sub(512 + TEMPLATE), |(_, tokens)| *tokens)
+        let beside = |answer: usize| self.context.saturating_sub(answer.saturating_add(TEMPLATE));
+        let own = fits.map_or(beside(512), |(_, tokens)| *tokens);
+        max_tokens.map_or(own, |most| own.min(beside(most).max(self.context / 2)))
     }
 }
 
-/// Long outputs: names, the sets that they are read from, and whose settings.
-const LONG_OUTPUTS: [(&str, &str, Protocol, &str); 8] = [
-    ("longgenbench/short", "short", Protocol::Own, "LongGenBench, the 16K setting"),
-    ("longgenbench/long", "long", Protocol::Own, "the 32K setting"),
-    (
-        "longgenbench/morphkv",
-        "short",
-        Protocol::MorphKv,
-        "MorphKV's 40 prompts of the 16K setting; its judge is asked in the benchmark's own words",
-    ),
-    ("longwriter/en", "longbench_write_en", Protocol::Own, "LongBench-Write, English"),
-    ("longwriter/all", "longbench_write", Protocol::Own, "LongBench-Write, English and Chinese"),
-    ("longwriter/ruler", "longwrite_ruler", Protocol::Own, "LongWrite-Ruler, of which only lengths count"),
-    ("longwriter/morphkv", "longbench_write_en", Protocol::MorphKv, "with MorphKV's limit of new tokens"),
-    ("longwriter/morphkv_ruler", "longwrite_ruler", Protocol::MorphKv, "the same of LongWrite-Ruler"),
-];
-
-/// Names of all tasks and suites, each with a description.
-pub fn names() -> Vec<(String, String)> {
-    let mut names = vec![
-        ("needle".to_owned(), "needle in a haystack: lengths × depths, generated".to_owned()),
-        ("ruler".to_owned(), "all 11 generated tasks of RULER".to_owned()),
-    ];
-    names.extend(ruler::TASKS.iter().map(|task| (format!("ruler/{}", task.name), String::new())));
-    names.push((
-        "ruler/qa".to_owned(),
-        "questions of a file (`file`), padded with its other documents".to_owned(),
-    ));
-    for (suite, tasks) in longbench::SUITES {
-        names.push((format!("longbench/{suite}"), tasks.join(", ")));
-    }
-    names.push(("longbench/all".to_owned(), "all 21 tasks of LongBench".to_owned()));
-    let editions = "; NAME_e: of LongBench-E; NAME_short: a derived set";
-    for (index, task) in longbench::TASKS.iter().enumerate() {
-        let what = if index == 0 { format!("one of LongBench{editions}") } else { String::new() };
-        names.push((format!("longbench/{}", task.name), what));
-    }
-    let rag = "questions with separate documents: rag/NAME.jsonl of the data, or `file`";
-    names.push(("rag/NAME".to_owned(), rag.to_owned()));
-    names.extend(LONG_OUTPUTS.iter().map(|(name, _, _, what)| ((*name).to_owned(), (*what).to_owned())));
-    names
-}
-
-/// The jobs of all tasks of a matrix for a model, and the names of the tasks of its suites that the data lack.
+/// The jobs of all tasks of a matrix for a model, and the tasks that are left out, each with the reason: the data lack one of a suite, or the
+/// model's context is shorter than the length.
 ///
 /// # Errors
 /// If a task does not exist, its data are missing or malformed, or it is named twice with different options.
 pub fn load(matrix: &Matrix, model: &TaskModel<'_>) -> Result<(Vec<LoadedTask>, Vec<String>)> {
     let mut jobs: Vec<(&TaskSpec, LoadedTask)> = Vec::new();
-    let mut missing = Vec::new();
+    let mut left_out = Vec::new();
     for spec in &matrix.tasks {
-        for job in (TaskLoader { matrix, spec, model }).jobs(&mut missing)? {
+        for job in (TaskLoader { matrix, spec, model }).jobs(&mut left_out)? {
             let same = |known: &&(&TaskSpec, LoadedTask)| known.1.about.same_as(&job.about);
             let Some((known, _)) = jobs.iter().find(same) else {
                 jobs.push((spec, job));
@@ -149,7 +114,7 @@ pub fn load(matrix: &Matrix, model: &TaskModel<'_>) -> Result<(Vec<LoadedTask>, 
             }
         }
     }
-    Ok((jobs, missing))
+    Ok((jobs, left_out))
 }
 
 struct TaskLoader<'a> {
@@ -159,23 +124,23 @@ struct TaskLoader<'a> {
 }
 
 impl TaskLoader<'_> {
-    fn jobs(&self, missing: &mut Vec<String>) -> Result<Vec<LoadedTask>> {
+    fn jobs(&self, left_out: &mut Vec<String>) -> Result<Vec<LoadedTask>> {
         let (benchmark, task) = self.spec.name.split_once('/').unwrap_or((&self.spec.name, ""));
         match (benchmark, task) {
             ("needle", "") => self.needle(),
-            ("ruler", "") => self.ruler(ruler::TASKS),
-            ("ruler", "qa") => self.questions(),
+            ("ruler", "") => self.ruler(ruler::TASKS, left_out),
+            ("ruler", "qa") => self.questions(left_out),
             ("ruler", task) => match ruler::TASKS.iter().position(|known| known.name == task) {
-                Some(index) => self.ruler(&ruler::TASKS[index..=index]),
+                Some(index) => self.ruler(&ruler::TASKS[index..=index], left_out),
                 None => Err(self.unknown()),
             },
             ("longbench", "all") => {
                 let tasks: Vec<&str> = longbench::TASKS.iter().map(|task| task.name).collect();
-                self.suite(&tasks, missing)
+                self.suite(&tasks, left_out)
             }
             ("longbench", task) if !task.is_empty() => {
                 match longbench::SUITES.iter().find(|(suite, _)| *suite == task) {
-                    Some((_, tasks)) => self.suite(tasks, missing),
+                    Some((_, tasks)) => self.suite(tasks, left_out),
                     None => Ok(vec![self.longbench(task)?]),
                 }
             }
@@ -264,45 +229,59 @@ impl TaskLoader<'_> {
             if let Some(style) = &self.spec.style {
                 self.note(&mut job, &format!("style {style}"));
             }
+            self.note_limit(&mut job);
             Ok(job)
         };
         self.lengths().iter().map(job).collect()
     }
 
-    fn ruler(&self, tasks: &[ruler::Task]) -> Result<Vec<LoadedTask>> {
+    fn ruler(&self, tasks: &[ruler::Task], left_out: &mut Vec<String>) -> Result<Vec<LoadedTask>> {
         let folder = self.folder("ruler");
         let ruler = Ruler::open(folder.as_deref())?;
         let options = RulerOptions { max_tokens: self.max_tokens(), chat: true };
         let (count, model) = (self.limit().unwrap_or(GENERATED), self.model);
         let mut jobs = Vec::new();
-        for length in self.lengths() {
+        for length in self.lengths_within_context(left_out) {
             for task in tasks {
                 let tokens = |text: &str| model.count(text);
-                let (fits, seed) = (self.fitting(*length), self.matrix.seed);
+                let (fits, seed) = (self.fitting(length), self.matrix.seed);
                 let samples = ruler.samples(task.name, fits, count, seed, &tokens, &options)?;
-                jobs.push(self.generated(task.name, task.scoring, samples, *length, &ruler.source()));
+                let mut job = self.generated(task.name, task.scoring, samples, length, &ruler.source());
+                job.about.of = Some(RULER_SAMPLES);
+                jobs.push(job);
             }
         }
         Ok(jobs)
     }
 
-    fn questions(&self) -> Result<Vec<LoadedTask>> {
+    fn questions(&self, left_out: &mut Vec<String>) -> Result<Vec<LoadedTask>> {
         let file = self.spec.file.as_deref().ok_or_else(|| {
             Error::Invalid("ruler/qa needs a file of questions with their documents: `file = ...`".to_owned())
         })?;
         let questions = ruler::Questions::open(file)?;
         let options = RulerOptions { max_tokens: self.max_tokens(), chat: true };
         let count = self.limit().unwrap_or(GENERATED);
-        let job = |length: &usize| {
+        let job = |length: usize| {
             let tokens = |text: &str| self.model.count(text);
-            let (fits, seed) = (self.fitting(*length), self.matrix.seed);
+            let (fits, seed) = (self.fitting(length), self.matrix.seed);
             let samples = questions.samples(fits, count, seed, &tokens, &options)?;
             let name = file.file_name().unwrap_or_default().to_string_lossy();
-            let mut job = self.generated("qa", ruler::QA.scoring, samples, *length, &name);
+            let mut job = self.generated("qa", ruler::QA.scoring, samples, length, &name);
             job.about.data = Some(DataFile::open(file)?.hash());
             Ok(job)
         };
-        self.lengths().iter().map(job).collect()
+        self.lengths_within_context(left_out).into_iter().map(job).collect()
+    }
+
+    /// The lengths that the model's context has room for. Of the others no sample is made: a shorter one measures another length.
+    fn lengths_within_context(&self, left_out: &mut Vec<String>) -> Vec<usize> {
+        let context = self.model.context;
+        let (within, beyond): (Vec<usize>, Vec<usize>) =
+            self.lengths().iter().copied().partition(|length| *length <= context);
+        let name = &self.spec.name;
+        let why = |length| format!("{name} at {length} (longer than the context of {context} tokens)");
+        left_out.extend(beyond.into_iter().map(why));
+        within
     }
 
     /// RULER's length without the chat template, which must fit the context as well.
@@ -326,12 +305,17 @@ impl TaskLoader<'_> {
         if self.fitting(length) < length {
             let fits =
                 format!("fitted to {} tokens, so that the chat template fits too", self.fitting(length));
-            self.note(&mut job, &fits);
+            job.about.model_notes.insert(self.model.name.to_owned(), fits);
         }
-        if let Some(most) = self.max_tokens() {
-            self.note(&mut job, &format!("at most {most} new tokens"));
-        }
+        self.note_limit(&mut job);
         job
+    }
+
+    /// Notes the limit of new tokens, where it is not the benchmark's.
+    fn note_limit(&self, job: &mut LoadedTask) {
+        if let Some(most) = self.max_tokens() {
+            self.note(job, &format!("at most {most} new tokens"));
+        }
     }
 
     /// Adds to the differences from the benchmark.
@@ -351,9 +335,7 @@ impl TaskLoader<'_> {
         let mut job = self.job(task, loaded.scoring, loaded.samples);
         (job.first_line, job.temperature, job.top_p) = (loaded.first_line, loaded.temperature, loaded.top_p);
         (job.about.of, job.about.note, job.about.data) = (loaded.of, loaded.note, Some(loaded.hash));
-        if let Some(most) = self.max_tokens() {
-            self.note(&mut job, &format!("at most {most} new tokens"));
-        }
+        self.note_limit(&mut job);
         if self.spec.by_tokens {
             self.note(&mut job, &format!("cut every {} tokens", self.model.chunk_tokens));
         }
@@ -362,7 +344,10 @@ impl TaskLoader<'_> {
 
     fn longbench(&self, name: &str) -> Result<LoadedTask> {
         let options = longbench::LongBenchOptions {
-            max_prompt_tokens: self.matrix.max_prompt_tokens.unwrap_or(self.model.prompt_tokens()),
+            max_prompt_tokens: self
+                .matrix
+                .max_prompt_tokens
+                .unwrap_or_else(|| self.model.prompt_tokens(self.max_tokens())),
             chunk_tokens: self.model.chunk_tokens,
             split: if self.spec.by_tokens { longbench::Split::Tokens } else { longbench::Split::Marked },
         };
@@ -371,13 +356,13 @@ impl TaskLoader<'_> {
     }
 
     /// The tasks of LongBench whose files exist.
-    fn suite(&self, tasks: &[&str], missing: &mut Vec<String>) -> Result<Vec<LoadedTask>> {
+    fn suite(&self, tasks: &[&str], left_out: &mut Vec<String>) -> Result<Vec<LoadedTask>> {
         let mut jobs = Vec::new();
         for task in tasks {
             if longbench::is_there(task, self.data()?) {
                 jobs.push(self.longbench(task)?);
             } else {
-                missing.push(format!("longbench/{task}"));
+                left_out.push(format!("longbench/{task} (not in the data)"));
             }
         }
         // All of them missing is a wrong folder.
@@ -395,5 +380,62 @@ impl TaskLoader<'_> {
             _ => longgen::samples(set, self.data()?, self.limit(), protocol)?,
         };
         Ok(self.of(task, loaded))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use refrain::model::ModelFiles;
+
+    use super::*;
+
+    /// Tasks, and those left out, of a matrix of one task on a tiny model with this context.
+    fn loaded(task: TaskSpec, context: usize) -> (Vec<LoadedTask>, Vec<String>) {
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+        let tokenizer = Tokenizer::open(&ModelFiles::open(path).unwrap()).unwrap();
+        let matrix = Matrix { tasks: vec![task], limit: Some(1), ..Matrix::default() };
+        load(&matrix, &TaskModel { name: "tiny", tokenizer: &tokenizer, context, chunk_tokens: 64 }).unwrap()
+    }
+
+    fn task(name: &str, lengths: &[usize]) -> TaskSpec {
+        TaskSpec { name: name.to_owned(), lengths: lengths.to_vec(), ..TaskSpec::default() }
+    }
+
+    #[test]
+    fn lengths_beyond_the_context_are_left_out() {
+        let (jobs, left_out) = loaded(task("ruler/niah_single_1", &[512, 1024, 4096]), 1024);
+        assert_eq!(left_out, ["ruler/niah_single_1 at 4096 (longer than the context of 1024 tokens)"]);
+        let lengths: Vec<_> = jobs.iter().map(|job| (job.about.length, job.about.of)).collect();
+        assert_eq!(lengths, [(Some(512), Some(500)), (Some(1024), Some(500))]);
+        // Within the room of the chat template the length is fitted, which is a matter of the model.
+        assert!(
+            jobs.iter().all(|job| !job.about.note.contains("fitted")) && jobs[0].about.model_notes.is_empty()
+        );
+        assert_eq!(
+            jobs[1].about.model_notes["tiny"],
+            "fitted to 896 tokens, so that the chat template fits too"
+        );
+    }
+
+    #[test]
+    fn a_limit_of_new_tokens_is_noted_of_every_task() {
+        for name in ["needle", "ruler/niah_single_1"] {
+            let (jobs, _) = loaded(TaskSpec { max_tokens: Some(9), ..task(name, &[400]) }, 512);
+            assert!(jobs[0].about.note.ends_with("; at most 9 new tokens"), "{}", jobs[0].about.note);
+            assert_eq!(jobs[0].samples[0].max_tokens, 9);
+        }
+    }
+
+    #[test]
+    fn long_answers_take_room_from_longbench_prompts() {
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+        let tokenizer = Tokenizer::open(&ModelFiles::open(path).unwrap()).unwrap();
+        let tokens = |context, most| {
+            TaskModel { name: "tiny", tokenizer: &tokenizer, context, chunk_tokens: 64 }.prompt_tokens(most)
+        };
+        assert_eq!((tokens(4096, None), tokens(4096, Some(64)), tokens(1000, None)), (3500, 3500, 360));
+        assert_eq!((tokens(4096, Some(1000)), tokens(4096, Some(4000))), (2968, 2048));
     }
 }

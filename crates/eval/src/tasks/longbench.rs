@@ -137,6 +137,8 @@ struct Line {
     all_classes: Option<Vec<String>>,
     #[serde(default)]
     dataset: String,
+    /// Words of the context, or characters of a Chinese one.
+    length: Option<usize>,
 }
 
 fn sample(task: &Task, line: &Line, options: &LongBenchOptions, text: &dyn TokenText) -> Result<Sample> {
@@ -161,6 +163,7 @@ fn sample(task: &Task, line: &Line, options: &LongBenchOptions, text: &dyn Token
         max_tokens: task.max_tokens,
         min_tokens: usize::from(samsum),
         stop: if samsum { vec!["\n".into()] } else { Vec::new() },
+        context_words: line.length,
         gold: Gold {
             answers: line.answers.clone(),
             classes: line.all_classes.clone().unwrap_or_default(),

@@ -6,11 +6,13 @@ mod load;
 pub mod longbench;
 pub mod longgen;
 pub mod longwriter;
+mod names;
 pub mod needle;
 pub mod rag;
 pub mod ruler;
 
-pub use load::{LoadedTask, TaskModel, load, names};
+pub use load::{LoadedTask, TaskModel, load};
+pub use names::names;
 
 use crate::{Result, Sample, Scoring};
 

@@ -63,7 +63,7 @@ fn every_task_has_its_prompt_and_limits() {
         let samsum = task.name == "samsum";
         assert_eq!((sample.min_tokens, sample.stop.len()), (usize::from(samsum), usize::from(samsum)));
         assert_eq!((sample.max_tokens, sample.chat, &*sample.id), (task.max_tokens, task.chat(), "id"));
-        assert_eq!(sample.gold.answers, ["Ann"]);
+        assert_eq!((sample.context_words, &*sample.gold.answers), (Some(3), &["Ann".to_owned()][..]));
         assert_eq!(sample.gold.classes, ["City", "State"]);
     }
     assert_eq!(one("samsum", context, "", &LONG).stop, ["\n"]);
