@@ -62,9 +62,9 @@ pub(super) fn section(data: &Data<'_>) -> Option<Section> {
         table.rows.extend(rows);
     }
     let how = "Differences are of pairs: only samples that both methods answered count; by score only tasks on which \
-        Vanilla's own score says something, by KL all. Variants of the same budget are compared: an equal capacity, or an equal \
+        a method has a score that says something, by KL all. Variants of the same budget are compared: an equal capacity, or an equal \
         recompute ratio, where both have one. LongGenBench is compared by the mean accuracy of its checks and LongWriter by \
-        the judge's quality, and neither without a judge. Fewer than 8 samples, or one of each task, decide nothing. A statement agrees if the whole 95 % interval is on its side, contradicts if it is wholly on the \
+        the judge's quality, and neither without a judge. Fewer than 8 samples, or a task with one alone, decide nothing. A statement agrees if the whole 95 % interval is on its side, contradicts if it is wholly on the \
         other, and is undecided between. What a paper measured on larger models and its own hardware need not hold here.";
     let some = !table.rows.is_empty();
     let blocks = vec![Block::Text(how.to_owned()), Block::Table(table)];

@@ -4,7 +4,7 @@ use crate::csv::csv_line;
 
 use super::data::Data;
 use super::measures::ALL;
-use super::scores;
+use super::scores::{self, SCORE};
 use super::stats::Stat;
 
 /// Every score and measure of every model, task, depth and variant, with its 95 % interval. Scores are on the task's scale.
@@ -27,10 +27,16 @@ pub(super) fn render(data: &Data<'_>) -> String {
                         push(
                             depth,
                             &name,
-                            data.score([model, task, variant], &name, depth),
+                            data.score([model, task, variant], &name, |record| {
+                                depth.is_none() || record.depth == depth
+                            }),
                             scores::scale(&name, data.tasks[task].scale),
                         );
                     }
+                }
+                for bucket in data.buckets(task) {
+                    let stat = data.score([model, task, variant], SCORE, |record| bucket.has(record));
+                    push(None, &format!("{SCORE} {}", bucket.name), stat, data.tasks[task].scale);
                 }
                 for measure in ALL {
                     push(None, measure.name, data.measure(model, &[task], variant, measure), 1.0);

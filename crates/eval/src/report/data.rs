@@ -6,7 +6,7 @@ use refrain::eviction::POLICIES;
 use refrain::fusion::METHODS;
 
 use super::measures::{Aggregate, Measure};
-use super::scores::{self, SCORE};
+use super::scores::{self, BUCKETS, Bucket, SCORE};
 use super::stats::{Stat, bootstrap, mean_of_means, median, ratio_of_means};
 use super::table::{Unit, counted, distinct};
 use super::variant_name::{VariantName, canonical};
@@ -19,6 +19,7 @@ const RIGHT: f64 = 0.999;
 type RecordsBySample<'a> = BTreeMap<(&'a str, u64), &'a Record>;
 
 /// The records of a run by model, task and variant, which are indices into the lists here.
+#[derive(Clone)]
 pub(super) struct Data<'a> {
     pub about: &'a RunInfo,
     pub models: Vec<&'a str>,
@@ -60,7 +61,7 @@ impl<'a> Data<'a> {
             let variant = texts.iter().position(|other| *other == text).map(|at| &canonicals[at]);
             let place = (
                 data.models.iter().position(|name| *name == record.model),
-                data.tasks.iter().position(|task| is_of(record, task)),
+                data.tasks.iter().position(|task| task.is_of(record)),
                 data.variants.iter().position(|other| Some(other) == variant),
             );
             if let (Some(model), Some(task), Some(variant)) = place {
@@ -143,15 +144,28 @@ impl<'a> Data<'a> {
         self.pile(model, task, variant).filter_map(both).collect()
     }
 
-    /// A score of one task, at one depth if given, on the task's scale.
+    /// The same records without the samples that one of these variants has not answered, for a model.
+    pub(super) fn answered_by_all(&self, model: usize, variants: &[usize]) -> Data<'a> {
+        let has = |task: usize, sample: &(&str, u64), variant: &usize| {
+            let record = self.piles.get(&[model, task, *variant]).and_then(|pile| pile.get(sample));
+            record.is_some_and(|record| record.error.is_none())
+        };
+        let mut data = self.clone();
+        for ([_, task, _], pile) in data.piles.iter_mut().filter(|(key, _)| key[0] == model) {
+            pile.retain(|sample, _| variants.iter().all(|variant| has(*task, sample, variant)));
+        }
+        data.piles.retain(|_, pile| !pile.is_empty());
+        data
+    }
+
+    /// A score of those records of one task that `part` accepts, on the task's scale.
     pub(super) fn score(
         &self,
         [model, task, variant]: [usize; 3],
         name: &str,
-        depth: Option<f64>,
+        part: impl Fn(&Record) -> bool,
     ) -> Option<Stat> {
-        let here = |record: &&Record| depth.is_none() || record.depth == depth;
-        let records = self.answered(model, task, variant).filter(here);
+        let records = self.answered(model, task, variant).filter(|record| part(record));
         let parts = records.filter_map(|record| scores::three(&record.scores, name)).collect();
         let stat = bootstrap(vec![parts], |groups| scores::pooled(groups.iter().flatten()))?;
         Some(stat.times(scores::scale(name, self.tasks[task].scale)))
@@ -167,7 +181,7 @@ impl<'a> Data<'a> {
         if groups.iter().any(Vec::is_empty) { None } else { bootstrap(groups, mean_of_means) }
     }
 
-    /// The mean of task scores over another variant's, on samples that both answered, of the tasks that say something.
+    /// The sum of the tasks' mean scores over another variant's, on samples that both answered, of the tasks that say something.
     pub(super) fn relative(&self, model: usize, tasks: &[usize], variants: [usize; 2]) -> Option<Stat> {
         let pair = |a: &Record, b: &Record| a.scores.get(SCORE).copied().zip(b.scores.get(SCORE).copied());
         let informative = self.informative(model, tasks);
@@ -223,19 +237,27 @@ impl<'a> Data<'a> {
         self.uninformative.get(&[model, task]).map(String::as_str)
     }
 
+    /// Tasks on which no variant scores 5 %, or more than chance. Vanilla's score alone must not decide: tasks on which it is unlucky would be
+    /// left out and those on which it is lucky kept, which makes all others look worse than they are.
     fn find_uninformative(&self) -> BTreeMap<[usize; 2], String> {
-        let Some(vanilla) = self.vanilla() else { return BTreeMap::new() };
         let places = (0..self.models.len()).flat_map(|m| (0..self.tasks.len()).map(move |t| [m, t]));
-        let uninformative = |place: [usize; 2]| {
-            let scale = self.tasks[place[1]].scale;
-            let stat = self.score([place[0], place[1], vanilla], SCORE, None)?;
+        let uninformative = |[model, task]: [usize; 2]| {
+            let scale = self.tasks[task].scale;
+            let variants = self.variants_of(model, &[task]);
+            let stats =
+                || variants.iter().filter_map(|variant| self.score([model, task, *variant], SCORE, |_| true));
+            let says = |stat: Stat| stat.value >= 0.05 * scale && !(stat.enough && stat.low <= 0.0);
+            if stats().any(says) {
+                return None;
+            }
+            let best = stats().max_by(|a, b| a.value.total_cmp(&b.value))?;
             let why = format!(
-                "Vanilla itself scores {} ({}) of {scale}, on {}",
-                Unit::Score.figure(stat.value),
-                Unit::Score.interval(stat),
-                counted(stat.samples, "sample")
+                "no method scores more than {} ({}) of {scale}, on {}",
+                Unit::Score.figure(best.value),
+                Unit::Score.interval(best),
+                counted(best.samples, "sample")
             );
-            (stat.value < 0.05 * scale || (stat.enough && stat.low <= 0.0)).then_some((place, why))
+            Some(([model, task], why))
         };
         places.filter_map(uninformative).collect()
     }
@@ -262,20 +284,24 @@ impl<'a> Data<'a> {
         depths
     }
 
+    /// Ranges of context lengths that the benchmark has scores of: of sets of LongBench-E.
+    pub(super) fn buckets(&self, task: usize) -> &'static [Bucket] {
+        let about = &self.tasks[task];
+        let is_counted = |record: &Record| about.is_of(record) && record.context_words.is_some();
+        let is_bucketed = about.benchmark == "longbench" && about.task.ends_with("_e");
+        if is_bucketed && self.counted().any(is_counted) { &BUCKETS } else { &[] }
+    }
+
     /// Records that count.
     pub(super) fn counted(&self) -> impl Iterator<Item = &'a Record> {
         self.piles.values().flat_map(|pile| pile.values().copied())
     }
 }
 
-fn is_of(record: &Record, task: &TaskInfo) -> bool {
-    (&record.benchmark, &record.task, record.length) == (&task.benchmark, &task.task, task.length)
-}
-
 fn tasks(about: &RunInfo, records: &[Record]) -> Vec<TaskInfo> {
     let mut tasks = about.tasks.clone();
     for record in records {
-        if !tasks.iter().any(|task| is_of(record, task)) {
+        if !tasks.iter().any(|task| task.is_of(record)) {
             tasks.push(TaskInfo {
                 benchmark: record.benchmark.clone(),
                 task: record.task.clone(),

@@ -171,7 +171,7 @@ fn needle(data: &Data<'_>, model: usize) -> Option<Figure> {
         tasks.iter().filter_map(|task| Some(data.tasks[*task].length?.to_string())).collect();
     let map = |variant: usize| {
         let value = |task: &usize, depth: f64| {
-            let stat = data.score([model, *task, variant], SCORE, Some(depth))?;
+            let stat = data.score([model, *task, variant], SCORE, |record| record.depth == Some(depth))?;
             Some(stat.value * MOST / data.tasks[*task].scale)
         };
         let row = |depth: &f64| {

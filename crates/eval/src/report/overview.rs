@@ -220,22 +220,26 @@ pub(super) fn summary(data: &Data<'_>) -> Section {
 }
 
 const READING: &str = "How to read: scores as a share of Vanilla's, and all ratios and differences, are paired: of the samples \
-    that both sides answered; scores are unweighted means of the tasks'. Scores in the tables by task are means over the \
-    samples that the row itself answered. KL is KL(Vanilla ‖ method) of the next token over the first tokens of Vanilla's own answer, and \
+    that both sides answered; scores are unweighted means of the tasks'. Scores in the tables by task, and measures that are no ratio, are over the \
+    samples that the row itself answered; advice is by the samples that all candidates answered. KL is KL(Vanilla ‖ method) of the next token over the first tokens of Vanilla's own answer, and \
     the next column the share of positions at which both have the same likeliest token. Ratios of cost are medians over \
     samples, each against Vanilla's cost of the same sample; recompute ratio is of document tokens, sequence ratio of prompt \
     tokens kept, KV against full attention's at the end of the answer. Small figures are 95 % intervals (bootstrap over \
-    samples within tasks, 2000 resamples); with fewer than two samples a task there is none.";
+    samples within tasks, 2000 resamples); where a task has fewer than two samples there is none.";
 
-/// Sentences on which method, and which policy, to take; of tasks that all of them and vanilla were run on.
+/// Sentences on which method, and which policy, to take; of samples that all of them and vanilla answered.
 fn advice(data: &Data<'_>, model: usize, tasks: &[usize]) -> Vec<String> {
     let variants =
         data.variants_of(model, tasks).into_iter().filter(|variant| !data.variants[*variant].is_vanilla());
     let (fusion, eviction): (Vec<usize>, Vec<usize>) =
         variants.partition(|variant| data.variants[*variant].method != "vanilla");
     let said = |(kind, variants, cost): (&str, Vec<usize>, Measure)| {
-        let all = variants.iter().copied().chain(data.vanilla());
-        let common = all.fold(tasks.to_vec(), |tasks, variant| data.met(model, &tasks, variant));
+        let has_answered =
+            |variant: &usize| tasks.iter().any(|task| data.answered(model, *task, *variant).next().is_some());
+        let variants: Vec<usize> = variants.into_iter().filter(has_answered).collect();
+        let all: Vec<usize> = variants.iter().copied().chain(data.vanilla()).collect();
+        let data = &data.answered_by_all(model, &all);
+        let common = data.tasks_of(model);
         let said = Choice { data, model, tasks: &common, variants: &variants, cost }.said()?;
         Some(format!("{kind} on {}, {}: {said}", data.models[model], counted(common.len(), "task")))
     };
@@ -289,9 +293,10 @@ impl Choice<'_> {
                 .into_iter()
                 .filter(|(_, stat)| stat.enough)
                 .min_by(|a, b| a.1.value.total_cmp(&b.1.value))?;
-            let (best, kl) = (self.priced(best), Unit::Nats.figure(kl.value));
+            let (best, samples) = (self.priced(best), counted(kl.samples, "sample"));
+            let kl = Unit::Nats.figure(kl.value);
             return Some(format!(
-                "no score says something about quality; by KL {best} is nearest to Vanilla ({kl} nats)."
+                "no score says something about quality; by KL {best} is nearest to Vanilla ({kl} nats; {samples})."
             ));
         };
         let (share, interval) = (Unit::Percent.figure(score.value), Unit::Percent.interval(*score));

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::Record;
+
 /// The name of a task's own score.
 pub(super) const SCORE: &str = "score";
 /// Words of the answer.
@@ -10,9 +12,30 @@ const WORDS: &str = "words";
 const PROXY: &str = "proxy_";
 /// The mean accuracy of LongGenBench's checks, as its paper and MorphKV's print it.
 const AVERAGE: &str = "average";
-/// The mean of a judge's grades of LongWriter.
+/// The mean of a judge's grades of LongWriter (S_q).
 const QUALITY: &str = "quality";
+/// The mean of LongWriter's length and quality scores, of answers that are graded.
+const OVERALL: &str = "overall";
 const KINDS: [&str; 3] = ["once", "range", "periodic"];
+
+/// A range of context lengths in words, with its name.
+pub(super) struct Bucket {
+    pub name: &'static str,
+    pub words: std::ops::Range<usize>,
+}
+
+/// The ranges by which LongBench-E has its scores (`scorer_e` of its `eval.py`).
+pub(super) static BUCKETS: [Bucket; 3] = [
+    Bucket { name: "0-4k", words: 0..4000 },
+    Bucket { name: "4-8k", words: 4000..8000 },
+    Bucket { name: "8k+", words: 8000..usize::MAX },
+];
+
+impl Bucket {
+    pub(super) fn has(&self, record: &Record) -> bool {
+        record.context_words.is_some_and(|words| self.words.contains(&words))
+    }
+}
 
 type Scores = BTreeMap<String, f64>;
 /// Numerators and denominators.
@@ -27,6 +50,7 @@ pub(super) fn names<'a>(records: impl Iterator<Item = &'a Scores>) -> Vec<String
             None => match name.strip_suffix("checks") {
                 Some(prefix) => [AVERAGE, "stic_1", "stic_2"].map(|name| format!("{prefix}{name}")).to_vec(),
                 None if name.ends_with("_yes") || name == "long" => Vec::new(),
+                None if name == QUALITY => vec![QUALITY.to_owned(), OVERALL.to_owned()],
                 None => vec![name.clone()],
             },
         };
@@ -56,14 +80,19 @@ pub(super) fn title(benchmark: &str, name: &str) -> String {
     match (benchmark, name) {
         ("longgenbench", SCORE) => "completion rate".to_owned(),
         ("longwriter", SCORE) => "S_l".to_owned(),
+        ("longwriter", QUALITY) => "S_q".to_owned(),
         (_, SCORE) => String::new(),
         _ => name.replace('_', " "),
     }
 }
 
-/// The number that a score of 1 is shown as.
+/// The number that a score of 1 is shown as. The needle's scale of 10 is that of its ROUGE scores alone.
 pub(super) fn scale(name: &str, task: f64) -> f64 {
-    if name == WORDS { 1.0 } else { task }
+    match name {
+        WORDS => 1.0,
+        "substring" | "kvpress" => 100.0,
+        _ => task,
+    }
 }
 
 /// A score of one record as `(score, 1)`, or the parts of a pooled score as numerators and denominators: the sums
@@ -76,6 +105,9 @@ fn parts(scores: &Scores, name: &str) -> Option<Vec<(f64, f64)>> {
     }
     let (prefix, bare) = name.strip_prefix(PROXY).map_or(("", name), |bare| (PROXY, bare));
     let get = |name: String| scores.get(&name).copied();
+    if name == OVERALL {
+        return Some(vec![((scores.get(SCORE)? + scores.get(QUALITY)?) / 2.0, 1.0)]);
+    }
     let of = |kind: &str| Some((get(format!("{prefix}{kind}_yes"))?, get(format!("{prefix}{kind}_asked"))?));
     let all = || {
         let kinds: Vec<(f64, f64)> = KINDS.iter().filter_map(|kind| of(kind)).collect();
@@ -149,5 +181,17 @@ mod tests {
         assert_eq!(parts(&records[0], "words"), None, "the output is not long");
         assert_eq!(parts(&records[0], "proxy_once"), None);
         assert_eq!((scale("words", 100.0), scale("once", 100.0)), (1.0, 100.0));
+        assert_eq!(
+            ["score", "rouge_l", "kvpress", "substring"].map(|name| scale(name, 10.0)),
+            [10.0, 10.0, 100.0, 100.0]
+        );
+    }
+
+    #[test]
+    fn the_overall_score_is_of_length_and_quality() {
+        let graded = scores(&[("score", 0.5), ("words", 9.0), ("quality", 1.0), ("quality_clarity", 1.0)]);
+        assert_eq!(names([&graded].into_iter()), ["score", "overall", "quality", "quality_clarity", "words"]);
+        assert_eq!(parts(&graded, "overall"), Some(vec![(0.75, 1.0)]));
+        assert_eq!(parts(&scores(&[("score", 0.5)]), "overall"), None, "not graded");
     }
 }

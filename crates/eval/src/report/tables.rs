@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use super::data::Data;
 use super::measures::{Aggregate, Measure};
-use super::scores::{self, SCORE};
+use super::scores::{self, Bucket, SCORE};
 use super::stats::Stat;
 use super::table::{Cell, Column, Row, Table, Unit, counted, distinct};
 use super::variant_name::{VariantName, base};
+use crate::Record;
 
 /// A row of a table: a variant, the paper's name for it, and the heading above it.
 #[derive(Clone, Copy)]
@@ -91,23 +92,31 @@ pub(super) fn scores_table(
 ) -> Table {
     let informative =
         averaged.map(|own| data.informative(model, own)).filter(|informative| informative.len() > 1);
-    let columns: Vec<(usize, String)> = tasks
+    let of_task = |task: &usize| {
+        let task = *task;
+        let names = data.score_names(model, task).into_iter();
+        let whole = names.map(move |name| ScoreColumn { task, name, bucket: None });
+        let by_length = data.buckets(task).iter();
+        whole.chain(by_length.map(move |bucket| ScoreColumn {
+            task,
+            name: SCORE.to_owned(),
+            bucket: Some(bucket),
+        }))
+    };
+    let columns: Vec<ScoreColumn> = tasks
         .iter()
-        .flat_map(|task| data.score_names(model, *task).into_iter().map(move |name| (*task, name)))
+        .flat_map(of_task)
         // Further scores of many tasks are for machines.
-        .filter(|(_, name)| *name == SCORE || (informative.is_none() && tasks.len() < 3))
+        .filter(|column| column.name == SCORE || (informative.is_none() && tasks.len() < 3))
         .collect();
     let sized = tasks.iter().any(|task| data.tasks[*task].length != data.tasks[tasks[0]].length);
     let mut table = Table { corner: "Samples".to_owned(), ..Table::default() };
-    table.columns = columns.iter().map(|(task, name)| column(data, model, (*task, name), sized)).collect();
+    table.columns = columns.iter().map(|column| column.heading(data, model, sized)).collect();
     if let Some(informative) = &informative {
         table.columns.push(Column { title: "Avg".to_owned(), sub: counted(informative.len(), "task") });
     }
     table.rows = rows(data, lines, |line| {
-        let cell = |(task, name): &(usize, String)| {
-            let stat = data.score([model, *task, line.variant], name, None);
-            Cell { note: missing(data, [model, *task, line.variant]), ..Cell::stat(Unit::Score, stat) }
-        };
+        let cell = |column: &ScoreColumn| column.cell(data, model, line.variant);
         let own = informative
             .as_ref()
             .map(|informative| Cell::stat(Unit::Score, data.average(model, informative, line.variant)));
@@ -133,8 +142,10 @@ pub(super) fn scores_table(
     table
 }
 
-const CELLS: &str = "Cells are means over the samples that the row itself answered; ratios and differences, in other tables, \
-    are of samples that both sides answered.";
+const CELLS: &str = "Cells are means over the samples that the row itself answered, or over as many of its answers as the cell says have the \
+    score; ratios and differences, in other tables, are of samples that both sides answered.";
+const FAILED: &str = "Measures that are no ratio to Vanilla's are over the samples that the row itself answered: a row that fails on hard ones looks \
+    better than it is.";
 const UNEVEN: &str =
     "Rows have different numbers of samples (a stopped run, or failures): compare them by the paired ratios.";
 
@@ -146,16 +157,46 @@ fn uneven(data: &Data<'_>, model: usize, tasks: &[usize], lines: &[Line]) -> boo
     })
 }
 
-/// `sized`: the table has tasks of several lengths.
-fn column(data: &Data<'_>, model: usize, (task, name): (usize, &str), sized: bool) -> Column {
-    let about = &data.tasks[task];
-    let task_name = if sized { task_name(data, task) } else { about.task.clone() };
-    let title = format!("{task_name} {}", scores::title(&about.benchmark, name));
-    let met = met(data, model, task);
-    let of = about.of.or((met < about.samples).then_some(about.samples));
-    let of = of.map_or(String::new(), |of| format!(" of {of}"));
-    let uninformative = data.uninformative(model, task).map_or("", |_| " · says nothing †");
-    Column { title: title.trim_end().to_owned(), sub: format!("{met}{of}{uninformative}") }
+/// A score of a task, of all its samples or of those with contexts of some lengths.
+struct ScoreColumn {
+    task: usize,
+    name: String,
+    bucket: Option<&'static Bucket>,
+}
+
+impl ScoreColumn {
+    /// `sized`: the table has tasks of several lengths.
+    fn heading(&self, data: &Data<'_>, model: usize, sized: bool) -> Column {
+        let ScoreColumn { task, name, bucket } = self;
+        let about = &data.tasks[*task];
+        let task_name = if sized { task_name(data, *task) } else { about.task.clone() };
+        if let Some(bucket) = bucket {
+            let title = format!("{task_name} {}", bucket.name);
+            return Column { title, sub: "words of context".to_owned() };
+        }
+        let title = format!("{task_name} {}", scores::title(&about.benchmark, name));
+        let met = met(data, model, *task);
+        let of = about.of.or((met < about.samples).then_some(about.samples));
+        let of = of.map_or(String::new(), |of| format!(" of {of}"));
+        let uninformative = data.uninformative(model, *task).map_or("", |_| " · says nothing †");
+        Column { title: title.trim_end().to_owned(), sub: format!("{met}{of}{uninformative}") }
+    }
+
+    fn cell(&self, data: &Data<'_>, model: usize, variant: usize) -> Cell {
+        let place = [model, self.task, variant];
+        if let Some(bucket) = self.bucket {
+            let stat = data.score(place, &self.name, |record| bucket.has(record));
+            let note = stat.map_or(String::new(), |stat| counted(stat.samples, "sample"));
+            return Cell { note, ..Cell::stat(Unit::Score, stat) };
+        }
+        let stat = data.score(place, &self.name, |_| true);
+        let answered = data.answered(model, self.task, variant).count();
+        let fewer = stat.filter(|stat| stat.samples < answered);
+        let fewer = fewer.map_or(String::new(), |stat| format!("{} of {answered} answers", stat.samples));
+        let mut notes = vec![missing(data, place), fewer];
+        notes.retain(|note| !note.is_empty());
+        Cell { note: notes.join(", "), ..Cell::stat(Unit::Score, stat) }
+    }
 }
 
 /// Most samples of a task that a variant has a record of.
@@ -190,6 +231,7 @@ pub(super) fn notes(data: &Data<'_>, model: usize, tasks: &[usize]) -> Vec<Strin
             notes.push(format!("† {} says nothing about quality: {why}.", task_name(data, *task)));
         }
     }
+    notes.extend(tasks.iter().filter_map(|task| room_of_answers(data, model, *task)));
     let fewer = |task: &&usize| met(data, model, **task) < data.tasks[**task].samples;
     if tasks.iter().any(|task| fewer(&task)) {
         let asked = distinct(tasks.iter().filter(fewer).map(|task| data.tasks[*task].samples.to_string()));
@@ -199,6 +241,24 @@ pub(super) fn notes(data: &Data<'_>, model: usize, tasks: &[usize]) -> Vec<Strin
         ));
     }
     notes
+}
+
+/// The answers of a task that the context has less room for than their limit, in words.
+fn room_of_answers(data: &Data<'_>, model: usize, task: usize) -> Option<String> {
+    let answers = data.variants_of(model, &[task]).into_iter();
+    let answers = answers.flat_map(|variant| data.answered(model, task, variant));
+    let room = |record: &Record| {
+        let room = record.answer_room?;
+        Some((room, record.cost.as_ref().is_some_and(|cost| cost.answer_tokens >= room)))
+    };
+    let rooms: Vec<(usize, bool)> = answers.filter_map(room).collect();
+    let least = rooms.iter().map(|(room, _)| room).min()?;
+    let ended = rooms.iter().filter(|(_, is_full)| *is_full).count();
+    Some(format!(
+        "{}: the context has room for {least} new tokens or more, fewer than the task allows; {ended} of {} answers end there.",
+        task_name(data, task),
+        rooms.len()
+    ))
 }
 
 /// A row a variant and a column a measure, over tasks.
@@ -230,6 +290,15 @@ pub(super) fn costs_table(
     if uneven {
         table.columns.push(Column::new("Tasks"));
     }
+    let count = |line: &Line, of: &dyn Fn(usize, usize) -> usize| -> usize {
+        tasks.iter().map(|task| of(*task, line.variant)).sum()
+    };
+    let failed = |line: &Line| count(line, &|task, variant| data.failed(model, task, variant).count());
+    let fails = lines.iter().any(|line| failed(line) > 0);
+    if fails {
+        table.columns.push(Column::new("Failed"));
+        table.notes.push(FAILED.to_owned());
+    }
     table.rows = rows(data, lines, |line| {
         let cell = |(measure, found): &(&Measure, BTreeMap<usize, Stat>)| {
             let stat = found.get(&line.variant).copied();
@@ -243,7 +312,12 @@ pub(super) fn costs_table(
             }
         };
         let cells = measures.iter().map(cell);
-        cells.chain(uneven.then(|| Cell::text(met(line).to_string()))).collect()
+        let failures = || {
+            let answered = count(line, &|task, variant| data.answered(model, task, variant).count());
+            Cell::text(format!("{} of {}", failed(line), failed(line) + answered))
+        };
+        let met = uneven.then(|| Cell::text(met(line).to_string()));
+        cells.chain(met).chain(fails.then(failures)).collect()
     });
     let uninformative: Vec<String> = tasks
         .iter()
