@@ -9,7 +9,7 @@ use crate::convert::{quoted, to_python};
 use crate::signals::advance;
 
 /// Log probabilities of a token, before temperature and all other sampling options.
-#[pyclass(frozen, get_all, eq, skip_from_py_object, module = "refrain")]
+#[pyclass(frozen, get_all, eq, module = "refrain")]
 #[derive(Clone, PartialEq)]
 pub(crate) struct TokenLogprobs {
     /// Log probability of the token.
@@ -26,7 +26,7 @@ impl TokenLogprobs {
 }
 
 /// An answer.
-#[pyclass(frozen, skip_from_py_object, module = "refrain")]
+#[pyclass(frozen, module = "refrain")]
 #[derive(Clone)]
 pub(crate) struct Answer {
     answer: refrain::Answer,

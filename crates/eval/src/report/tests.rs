@@ -303,8 +303,8 @@ fn what_is_not_there_is_left_out() {
 }
 
 /// The text of the advice on fusion methods.
-fn fusion_advice(sections: &[Section]) -> Option<&str> {
-    let said = |block| match block {
+fn fusion_advice<'a>(sections: &'a [Section]) -> Option<&'a str> {
+    let said = |block: &'a Block| match block {
         Block::Text(text) if text.starts_with("Fusion on") => Some(text.as_str()),
         _ => None,
     };

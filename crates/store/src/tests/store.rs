@@ -255,11 +255,13 @@ fn a_row_that_could_not_be_withdrawn_goes_with_the_next_write() {
     let dir = tempdir().unwrap();
     let (store, first) = (open(&dir), numbered(1, 3));
     stored(store.put(first.clone()).unwrap());
-    let row = store.disk().row(&first.key()).unwrap().unwrap();
+    let row = store.disk_tier().row(&first.key()).unwrap().unwrap();
     std::fs::remove_file(path(&store, &first)).unwrap();
-    store.disk().phantoms().push((first.key(), row));
+    store.disk_tier().phantoms().push((first.key(), row));
     stored(store.put(numbered(2, 3)).unwrap());
-    assert!(store.disk().row(&first.key()).unwrap().is_none() && store.disk().phantoms().is_empty());
+    assert!(
+        store.disk_tier().row(&first.key()).unwrap().is_none() && store.disk_tier().phantoms().is_empty()
+    );
 }
 
 #[test]
