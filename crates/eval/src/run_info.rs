@@ -111,10 +111,10 @@ impl RunInfo {
 fn joined(known: &str, new: &str, between: &str) -> String {
     new.split(between).fold(known.to_owned(), |all, part| {
         let is_known = all.split(between).any(|other| other.trim() == part.trim());
-        match (all.is_empty(), is_known) {
-            (true, _) => part.to_owned(),
-            (false, true) => all,
-            (false, false) => [all.trim_end(), part].join(between),
+        match all.is_empty() {
+            true => part.to_owned(),
+            false if is_known || part.trim().is_empty() => all,
+            false => [all.trim_end(), part].join(between),
         }
     })
 }
