@@ -5,26 +5,27 @@
 //! no entity can be declared.
 
 use std::io::Cursor;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parts::{Archive, Xml, each, local, malformed};
 use zip::ZipArchive;
 
 use crate::document::Document;
 use crate::error::ReadError;
-use crate::limits::{MAX_TIME, MAX_ZIP_ENTRIES};
+use crate::limits::MAX_ZIP_ENTRIES;
 use crate::markdown::collapse;
+use crate::origin::Origin;
 
 mod body;
 mod numbering;
 mod parts;
 mod styles;
 
-pub(crate) fn read(bytes: &[u8], stem: &str) -> Result<Document, ReadError> {
-    read_until(bytes, stem, Instant::now() + MAX_TIME)
+pub(crate) fn read(bytes: &[u8], stem: &str, origin: Origin) -> Result<Document, ReadError> {
+    read_within(bytes, stem, origin.time())
 }
 
-fn read_until(bytes: &[u8], stem: &str, until: Instant) -> Result<Document, ReadError> {
+fn read_within(bytes: &[u8], stem: &str, time: Duration) -> Result<Document, ReadError> {
     let zip = ZipArchive::new(Cursor::new(bytes)).map_err(malformed)?;
     if zip.len() > MAX_ZIP_ENTRIES {
         return Err(ReadError::TooLarge { what: "parts", limit: format!("{MAX_ZIP_ENTRIES}") });
@@ -35,7 +36,7 @@ fn read_until(bytes: &[u8], stem: &str, until: Instant) -> Result<Document, Read
             remedy: "unpack it, or save it as .docx or .pdf",
         });
     }
-    let mut archive = Archive { zip, until };
+    let mut archive = Archive { zip, time, started: Instant::now() };
     let styles = styles::read(&mut archive)?;
     let numbering = numbering::read(&mut archive)?;
     let body = body::read(&mut archive, &styles, numbering)?;

@@ -34,6 +34,9 @@ pub const MAX_FORM_DEPTH: usize = 12;
 /// Time for a PDF or a DOCX.
 pub const MAX_TIME: Duration = Duration::from_secs(120);
 
+/// Time for a PDF or a DOCX that others have sent, and for which the files of others wait.
+pub const MAX_SENT_TIME: Duration = Duration::from_secs(30);
+
 /// Bytes of stack for reading a PDF, whose objects lie inside each other.
 pub const PDF_STACK_BYTES: usize = 16 << 20;
 

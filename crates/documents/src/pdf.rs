@@ -11,7 +11,7 @@ use hayro_syntax::{DecryptionError, LoadPdfError, Pdf};
 
 use crate::document::Document;
 use crate::error::ReadError;
-use crate::limits::{MAX_PAGES, MAX_TIME, PDF_STACK_BYTES};
+use crate::limits::{MAX_PAGES, PDF_STACK_BYTES};
 use crate::markdown::collapse;
 use crate::origin::Origin;
 
@@ -38,11 +38,11 @@ pub(crate) fn read(bytes: &[u8], stem: &str, origin: Origin) -> Result<Document,
             // The receiver is gone where the time was up.
             let _ = sender.send(parse(bytes, &stem, origin, &stopped));
         })?;
-    match receiver.recv_timeout(MAX_TIME) {
+    match receiver.recv_timeout(origin.time()) {
         Ok(document) => document,
         Err(RecvTimeoutError::Timeout) => {
             stop.store(true, Ordering::Relaxed);
-            Err(ReadError::late(MAX_TIME))
+            Err(ReadError::late(origin.time()))
         }
         Err(RecvTimeoutError::Disconnected) => {
             // The thread ended without an answer: it panicked, which its handle says.
@@ -69,7 +69,7 @@ fn parse(mut bytes: Vec<u8>, stem: &str, origin: Origin, stop: &AtomicBool) -> R
     for page in pdf.pages().iter() {
         pages.push(layout::lines(interpreter.page(page)?));
         if stop.load(Ordering::Relaxed) {
-            return Err(ReadError::late(MAX_TIME));
+            return Err(ReadError::late(origin.time()));
         }
     }
     let (text, heading) = blocks::write(pages)?.finish()?;

@@ -93,7 +93,7 @@ fn read_of(origin: Origin, bytes: &[u8], name: &str) -> Result<Vec<Document>, Re
         Format::Records => text::records(&text::decode(bytes)?)?,
         Format::Html => vec![html::read(bytes, &stem)?],
         Format::Pdf => vec![pdf::read(bytes, &stem, origin)?],
-        Format::Docx => vec![docx::read(bytes, &stem)?],
+        Format::Docx => vec![docx::read(bytes, &stem, origin)?],
     };
     if documents.iter().any(|document| document.text.len() > MAX_TEXT_BYTES) {
         return Err(ReadError::too_large("text", MAX_TEXT_BYTES));

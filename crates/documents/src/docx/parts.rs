@@ -1,7 +1,7 @@
 //! The parts of a document: XML inside a zip archive, each read as a stream of bounded length.
 
 use std::io::{BufRead, BufReader, Cursor, Read};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use quick_xml::Reader;
 use quick_xml::events::{BytesRef, BytesStart, Event};
@@ -9,15 +9,16 @@ use zip::ZipArchive;
 use zip::result::ZipError;
 
 use crate::error::ReadError;
-use crate::limits::{MAX_PART_BYTES, MAX_TIME};
+use crate::limits::MAX_PART_BYTES;
 
 /// Bytes of an attribute's value: Word's own names and ids are shorter.
 const MAX_VALUE_BYTES: usize = 1024;
 
-/// A document's archive, and the time until which it may be read.
+/// A document's archive, and the time that reading may take.
 pub(super) struct Archive<'a> {
     pub(super) zip: ZipArchive<Cursor<&'a [u8]>>,
-    pub(super) until: Instant,
+    pub(super) time: Duration,
+    pub(super) started: Instant,
 }
 
 /// An element or a text of a part.
@@ -35,7 +36,7 @@ pub(super) fn each(
     part: &str,
     mut step: impl FnMut(&Xml<'_>) -> Result<(), ReadError>,
 ) -> Result<(), ReadError> {
-    let until = archive.until;
+    let (time, started) = (archive.time, archive.started);
     let file = match archive.zip.by_name(part) {
         Ok(file) => file,
         Err(ZipError::FileNotFound) => return Ok(()),
@@ -43,8 +44,8 @@ pub(super) fn each(
     };
     let mut bounded = BufReader::new(file.take(MAX_PART_BYTES as u64));
     let read = events(&mut bounded, &mut |event| {
-        if Instant::now() > until {
-            return Err(ReadError::late(MAX_TIME));
+        if started.elapsed() > time {
+            return Err(ReadError::late(time));
         }
         step(event)
     });
