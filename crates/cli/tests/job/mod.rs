@@ -154,7 +154,7 @@ fn what_does_not_fit_a_job_is_told() {
 fn a_document_that_fails_is_listed_and_told_by_the_exit_status() {
     let home = Home::new();
     let file = passages(&home, 2);
-    let large = home.write("docs/large.txt", "x".repeat((32 << 20) + 1));
+    let large = home.write("docs/large.txt", "x".repeat((16 << 20) + 1));
     plan(&home, &file, "3", &[large.to_str().unwrap()]);
     let job = url(&home, "job");
     let ran = home.run(&["job", "run", "--job", &job]);
