@@ -23,7 +23,7 @@ use crate::output::{
     print_json, seconds, warn,
 };
 use crate::settings::Context;
-use crate::signals::Interrupt;
+use crate::signals::{Interrupt, Interruptible};
 use crate::table::Table;
 use refrain::AUTO;
 use refrain::folders::tilde;
@@ -81,7 +81,8 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
             speculative_tokens: args.speculation.num_speculative_tokens,
             ..GenerateRequest::new(asked.built.clone(), sampling.clone())
         };
-        let answer = answer(context, &engine, &prompt, (asked, &policy), &request, &Interrupt::default())?;
+        let answer =
+            answer(context, &engine, &prompt, (asked, &policy), &request, &Interrupt::default().running())?;
         if titled {
             print("\n")?;
         }
@@ -206,7 +207,7 @@ fn selected(context: &Context, args: &args::Ask) -> Result<(Vec<Method>, Vec<Met
     Ok((answering, compared, policy))
 }
 
-/// Streams an answer to standard output, then its stats to standard error. An interrupt ends it where it is.
+/// Streams an answer to standard output, then its stats to standard error. Ctrl-C ends it where it is.
 ///
 /// # Errors
 /// [`Interrupted`](crate::signals::Interrupted) before the first token.
@@ -216,13 +217,12 @@ pub(crate) fn answer(
     prompt: &Prompt,
     (method, policy): (&Method, &Policy),
     request: &GenerateRequest,
-    interrupt: &Interrupt,
+    running: &Interruptible<'_>,
 ) -> Result<Answer> {
     let mut out = io::stdout().lock();
     let terminal = out.is_terminal();
     let mut failed = None;
     let mut ends_line = true;
-    let running = interrupt.running();
     let stream = |progress: TokenEvent<'_>| {
         if progress.text.is_empty() {
             return !running.is_interrupted();
@@ -239,7 +239,6 @@ pub(crate) fn answer(
         running.check()?;
     }
     let answer = prefill.answer(stream)?;
-    drop(running);
     if let Some(error) = failed {
         return Err(NotPrinted(error).into());
     }

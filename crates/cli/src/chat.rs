@@ -18,7 +18,7 @@ use crate::limits::{check_biases, with_room};
 use crate::methods::{self, Method, Policy};
 use crate::output::{NotPrinted, count, paint, print_json, report};
 use crate::settings::Context;
-use crate::signals::{Interrupt, Interrupted};
+use crate::signals::{Interrupt, Interrupted, Interruptible};
 
 const HELP: &str = "\
 /docs PATH     answer from these documents too
@@ -45,24 +45,15 @@ pub(crate) fn run(context: &Context, args: &args::Chat) -> Result<()> {
     let speculative_tokens = args.speculation.num_speculative_tokens;
     let mut input = Input::open(io::stdin().is_terminal() && !context.json)?;
     let interrupt = input.interrupt()?;
-    let mut chat = Chat {
-        context,
-        engine,
-        method,
-        policy,
-        sampling,
-        speculative_tokens,
-        documents: Vec::new(),
-        around,
-        interrupt,
-    };
+    let mut chat =
+        Chat { context, engine, method, policy, sampling, speculative_tokens, documents: Vec::new(), around };
     chat.add(documents)?;
     let talking = matches!(input, Input::Person(_));
     if talking {
         context.say(&paint("2", &format!("{}. /help lists commands.", chat.state()), &io::stderr()));
     }
     while let Some(line) = input.line(context)? {
-        match chat.turn(line.trim()) {
+        match chat.turn(line.trim(), &interrupt.running()) {
             Ok(true) => {}
             Ok(false) => return Ok(()),
             Err(error) if error.is::<Interrupted>() => context.say(&error.to_string()),
@@ -131,12 +122,11 @@ struct Chat<'a> {
     around: Instructions,
     /// Most tokens that are proposed at a time.
     speculative_tokens: usize,
-    interrupt: Interrupt,
 }
 
 impl Chat<'_> {
-    /// Takes a line; returns whether to go on.
-    fn turn(&mut self, line: &str) -> Result<bool> {
+    /// Takes a line; returns whether to go on. Ctrl-C stops an answer as soon as its line is taken.
+    fn turn(&mut self, line: &str, running: &Interruptible<'_>) -> Result<bool> {
         let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         match word {
             "" => {}
@@ -164,7 +154,7 @@ impl Chat<'_> {
             _ if word.starts_with('/') => {
                 self.context.say(&format!("there is no command {word}\n{}", HELP.trim_end()))
             }
-            _ => self.ask(line)?,
+            _ => self.ask(line, running)?,
         }
         Ok(true)
     }
@@ -183,7 +173,7 @@ impl Chat<'_> {
         Ok(())
     }
 
-    fn ask(&mut self, question: &str) -> Result<()> {
+    fn ask(&mut self, question: &str, running: &Interruptible<'_>) -> Result<()> {
         let prompt = self.engine.prompt(&self.documents, question, &self.around)?;
         if self.method.built.reuses() {
             self.engine.ingest_system(&prompt)?;
@@ -198,7 +188,7 @@ impl Chat<'_> {
             false => "/new forgets what was said",
         };
         let asked = (&self.method, &self.policy);
-        let answer = answer(self.context, &self.engine, &prompt, asked, &request, &self.interrupt)
+        let answer = answer(self.context, &self.engine, &prompt, asked, &request, running)
             .map_err(|error| with_room(error, "--max-tokens", shorter))?;
         if self.context.json {
             print_json(&as_json(&self.method, &self.policy, &answer))?;
