@@ -169,7 +169,7 @@ def test_a_keyword_that_is_none_stands_for_its_default(engine, documents):
     names += ["json_schema", "regex", "choice", "grammar", "ignore_eos", "min_tokens", "speculative_tokens"]
     plain = engine.ask(QUESTION, documents, max_tokens=8)
     assert engine.ask(QUESTION, documents, max_tokens=8, **dict.fromkeys(names)).tokens == plain.tokens
-    assert engine.ask(QUESTION, documents, choice=["yes"], regex=None).text == "yes"
+    assert engine.ask(QUESTION, documents, max_tokens=8, choice=["yes"], regex=None).text == "yes"
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_errors_are_exceptions_with_a_remedy(engine, documents, tmp_path):
         refrain.Engine(MODEL, store=tmp_path, device="cuda:99")
 
 
-LONG = "Bearing 2 runs 200 km before it is greased again. " * 5000
+LONG = "Bearing 2 runs 200 km before it is greased again. " * 3000
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ def test_ctrl_c_ends_a_prefill_after_a_layer(work, tmp_path):
 import _thread, refrain, signal, threading, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
 engine = refrain.Engine("smollm2-135m", store={str(tmp_path)!r}, models={str(models)!r}, prefix="none")
-text = "Bearing 2 runs 200 km before it is greased again. " * 500
+text = "Bearing 2 runs 200 km before it is greased again. " * 300
 threading.Timer(1.0, _thread.interrupt_main).start()
 began = time.monotonic()
 try:
