@@ -67,10 +67,11 @@ pub(crate) fn run(context: &Context, args: &args::Chat) -> Result<()> {
     Ok(())
 }
 
-/// Where lines come from.
+/// The source of a chat's lines.
 enum Input {
     /// A person, who edits them and brings earlier ones back.
     Person(Box<Editor<(), MemHistory>>),
+    /// A script, whose lines are read as they are.
     Script(io::Lines<io::StdinLock<'static>>),
 }
 

@@ -44,14 +44,14 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// Begins what Ctrl-C stops. It ends when the returned value is dropped.
+    /// Begins work that Ctrl-C stops. The work ends when the returned value is dropped.
     pub(crate) fn running(&self) -> Interruptible<'_> {
         self.state.store(RUNNING, Ordering::Relaxed);
         Interruptible { state: &self.state }
     }
 }
 
-/// What Ctrl-C stops, while it is done.
+/// Work that Ctrl-C stops, while it runs.
 #[derive(Debug)]
 pub(crate) struct Interruptible<'a> {
     state: &'a AtomicU8,

@@ -213,11 +213,11 @@ impl ModelInfo {
 /// A task of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TaskInfo {
-    /// As in its records.
+    /// The benchmark, by the name that its records have.
     pub benchmark: String,
-    /// As in its records.
+    /// The task, by the name that its records have.
     pub task: String,
-    /// As in its records.
+    /// The length of its prompts in tokens, by which its records differ.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub length: Option<usize>,
     /// Name of its score, such as `qa_f1`.

@@ -194,7 +194,7 @@ impl<'a> SampleRun<'a> {
         (0 < room && room < self.sample.max_tokens).then_some(room)
     }
 
-    /// As [`SampleRun::room`], of the prompt that was answered.
+    /// The [room](SampleRun::room) behind the prompt that was answered.
     fn answer_room(&self) -> Option<usize> {
         self.reference.as_ref().and_then(|(prompt, _)| self.room(prompt))
     }

@@ -28,7 +28,7 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    /// What makes a chunk: neither the search that found it nor its place there.
+    /// The parts by which two chunks are equal. The search that found a chunk, and its place there, are none of them.
     fn identity(&self) -> (&str, (usize, usize), &[u32], [u8; 32]) {
         (&self.document, self.chunk.part, &self.chunk.tokens, self.tokenizer)
     }

@@ -144,7 +144,7 @@ impl<'a> Data<'a> {
         self.pile(model, task, variant).filter_map(both).collect()
     }
 
-    /// The same records without the samples that one of these variants has not answered, for a model.
+    /// These records for a model, with only those samples that all of the variants have answered.
     pub(super) fn answered_by_all(&self, model: usize, variants: &[usize]) -> Data<'a> {
         let has = |task: usize, sample: &(&str, u64), variant: &usize| {
             let record = self.piles.get(&[model, task, *variant]).and_then(|pile| pile.get(sample));

@@ -48,7 +48,7 @@ fn encode_by(
     }
 }
 
-/// Where the first piece of a text ends, in bytes.
+/// The end of a text's first piece, in bytes.
 fn end_of_piece(piece: usize, pipeline: &Pipeline, text: &str, specials: Specials) -> Result<usize> {
     if text.len() <= piece || pipeline.spans_words() {
         return Ok(text.len());

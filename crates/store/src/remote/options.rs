@@ -125,7 +125,7 @@ fn prepare_folder(folder: &Path) -> Result<(), String> {
     let listed = match fs::read_dir(folder) {
         Ok(listed) => listed,
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            // Where that is refused, the first request tells it.
+            // The first request has the error of a folder that cannot be made.
             let _ = make_private_folder(folder);
             return Ok(());
         }
