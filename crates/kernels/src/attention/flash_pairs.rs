@@ -22,7 +22,8 @@ use super::workspace::{BUFFERS, split_off_front};
 use crate::disjoint::DisjointMut;
 use crate::prefetch;
 use crate::scratch;
-use crate::simd::pair_tiles::{PairTiles, PairUnit as _, SIDE, Scores, TILE};
+use crate::simd::pair_tiles::{PairTiles, PairUnit as _, SIDE, Scores, TILE, Values};
+use crate::simd::tile_weights::TileWeights;
 use crate::simd::{Elem, KEYS, Kernel, Simd};
 
 /// Query heads of a KV head that fit a block.
@@ -165,8 +166,7 @@ impl<T: PairTiles> Sweep<'_, T> {
 
     /// Words of all weights that may be kept.
     pub(super) fn kept_words(&self) -> usize {
-        // Without need for them, one entry is overwritten again and again.
-        if self.keep { self.tiles().len() * self.groups() * ENTRY } else { ENTRY }
+        if self.keep { self.tiles().len() * self.groups() * ENTRY } else { 0 }
     }
 
     fn noise_words(&self) -> usize {
@@ -176,7 +176,7 @@ impl<T: PairTiles> Sweep<'_, T> {
     /// Floats of scratch.
     pub(super) fn floats(&self) -> usize {
         let shape = &self.block.shape;
-        2 * KEYS * SIDE + self.noise_words() + self.groups() * (shape.high() + shape.deep()) * TILE
+        3 * KEYS * SIDE + self.noise_words() + self.groups() * (shape.high() + shape.deep()) * TILE
     }
 
     /// The groups' statistics and sums. A group that sees none of the slots has none.
@@ -184,6 +184,7 @@ impl<T: PairTiles> Sweep<'_, T> {
     pub(super) fn run<'f>(&self, floats: &mut &'f mut [f32], kept: &mut KeptWeights) -> Groups<'f> {
         let (shape, count) = (self.block.shape, self.groups());
         let s = [split_off_front(floats, KEYS * SIDE), split_off_front(floats, KEYS * SIDE)];
+        let pairs: &mut [u32] = bytemuck::cast_slice_mut(split_off_front(floats, KEYS * SIDE));
         let noise_tiles: &mut [u32] = bytemuck::cast_slice_mut(split_off_front(floats, self.noise_words()));
         let mut groups: Groups<'f> = from_fn(|g| {
             (g < count).then(|| QueryGroup::new(self.token, (self.a, self.noise), &self.block, g, floats))
@@ -214,30 +215,39 @@ impl<T: PairTiles> Sweep<'_, T> {
         let mut now = next(&groups, span.start / KEYS * KEYS, 0);
         if let Some(scores) = now.and_then(|now| scores(&groups, now, s[0])) {
             // SAFETY: keys, queries and scores are as long as the tiles.
-            unsafe { unit.scores(scores, |_| ()) };
+            unsafe { unit.scores(scores, &mut TileWeights::none()) };
         }
-        let mut turn = 0;
+        let (mut turn, mut before) = (0, None);
         while let Some((first, g)) = now {
             now = next(&groups, first, g + 1);
             let beside = now.and_then(|now| scores(&groups, now, s[1 - turn]));
             let Some(group) = &mut groups[g] else { break };
             let v = &tile(first)[KEYS / SIDE * deep * TILE..][..2 * high * TILE];
             let halves = group.keys(first).div_ceil(2 * SIDE);
-            let (p, before) = (kept.pairs(), group.stats.max);
+            let p = if self.keep { kept.pairs() } else { &mut pairs[turn * KEYS / 2 * SIDE..] };
+            let max = group.stats.max;
             // SAFETY: the token proves AVX-512 and BF16; keys, queries, values, probabilities and sums are as long as the tiles.
             unsafe {
-                group.softmax_tile((&unit, beside), s[turn], first, p);
-                if self.values {
-                    unit.values(v.as_ptr(), p.as_ptr(), high, halves, group.o[..high * TILE].as_mut_ptr());
-                }
+                group.softmax_tile((&unit, beside, before.take()), s[turn], first, p);
+                let o = group.o[..high * TILE].as_mut_ptr();
+                before =
+                    self.values.then_some(Values { v: v.as_ptr(), p: p.as_ptr(), blocks: high, halves, o });
                 if self.noise.is_some() {
-                    group.add_noise(self.token, &before, first, p, noise_tiles);
+                    // Values have no noise.
+                    if let Some(values) = before.take() {
+                        unit.values(values, &mut TileWeights::none());
+                    }
+                    group.add_noise(self.token, &max, first, p, noise_tiles);
                 }
             }
             if self.keep {
                 kept.push(&group.stats.max);
             }
             turn = 1 - turn;
+        }
+        // SAFETY: as above.
+        if let Some(values) = before {
+            unsafe { unit.values(values, &mut TileWeights::none()) };
         }
         groups
     }

@@ -180,7 +180,7 @@ impl<'a> QueryTiles<'a> {
         let each = self.deep * TILE;
         let (q, starts) = (&self.q[c * 2 * each..][..2 * each], &self.starts[c * SCORES..][..SCORES]);
         let (panel, s) = (panel[..2 * each].as_ptr(), s[..SCORES].as_mut_ptr());
-        let to = Square { c: s, stride: 4 * WIDE, from: starts.as_ptr(), from_stride: 4 * WIDE };
+        let to = Square { c: s, stride: 4 * WIDE, from: starts.as_ptr(), from_stride: 4 * WIDE, next: s };
         // SAFETY: the slices are as long as the tiles.
         unsafe { unit.product_32([q.as_ptr(), q.as_ptr().wrapping_add(each)], panel, self.deep, to) };
     }

@@ -19,6 +19,7 @@ use crate::cpu::Cpu;
 use crate::disjoint::DisjointMut;
 use crate::scratch;
 use crate::simd::pair_tiles::{PairTiles, SIDE, TILE};
+use crate::simd::tile_weights::OCTAVE;
 use crate::simd::{Elem, KEYS, Kernel, Simd};
 
 /// Most queries of a KV head: their sums stay in the second-level cache beside the keys.
@@ -291,7 +292,8 @@ impl<'p, T: PairTiles, P: Iterator<Item = &'p [f32]> + Clone> Kernel for MergePa
                     // SAFETY: statistics have 16 numbers, sums rows of 16.
                     unsafe {
                         let load = |from: &[f32; SIDE]| simd.load(from.as_ptr().add(i));
-                        let factor = simd.exp2(simd.sub(load(&part.max), load(&stats.max)));
+                        let change = simd.sub(load(&part.max), load(&stats.max));
+                        let factor = simd.exp2(simd.mul(change, simd.splat(1.0 / OCTAVE)));
                         let sum = simd.fma(load(&part.sum), factor, load(&stats.sum));
                         let noisy_sum = simd.fma(load(&part.noisy_sum), factor, load(&stats.noisy_sum));
                         simd.store(stats.sum.as_mut_ptr().add(i), sum);

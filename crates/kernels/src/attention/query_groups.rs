@@ -13,7 +13,8 @@ use super::kept_weights;
 use super::query_blocks::QueryBlock;
 use super::workspace::split_off_front;
 use crate::disjoint::DisjointMut;
-use crate::simd::pair_tiles::{PairTiles, PairUnit, SIDE, STEPS, Scores, TILE, interleaved_pairs};
+use crate::simd::pair_tiles::{PairTiles, PairUnit, SIDE, Scores, TILE, Values};
+use crate::simd::tile_weights::{OCTAVE, TileWeights};
 use crate::simd::{KEYS, Simd, store_part};
 
 /// Queries of a block.
@@ -22,6 +23,8 @@ pub(super) const QUERIES: usize = 128;
 pub(super) const MOST_GROUPS: usize = QUERIES / SIDE + 1;
 /// The maximum before any score.
 const LOWEST: f32 = -1e30;
+/// How much higher than the number that weights are relative to a score may be: its weight is 2⁸ at most.
+const SLACK: f32 = 8.0 * OCTAVE;
 /// The score of a key that is not seen: its 2^(score − maximum) is 0.
 const UNSEEN: f32 = -3e30;
 
@@ -45,14 +48,15 @@ pub(super) struct QueryGroup<'a> {
     pub(super) o: &'a mut [f32],
 }
 
-/// Maxima and sums of the scores of sixteen queries.
+/// Maxima and sums of the scores of sixteen queries. Scores are in units of 1 / [`OCTAVE`] of a power of two.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(super) struct GroupStats {
+    /// The highest score, or one that is lower by [`SLACK`] at most.
     pub(super) max: [f32; SIDE],
-    /// Σ 2^(score − max).
+    /// Σ 2^((score − max) / 256), of weights as they are rounded.
     pub(super) sum: [f32; SIDE],
-    /// Σ 2^(score − max) · noise.
+    /// Σ 2^((score − max) / 256) · noise.
     pub(super) noisy_sum: [f32; SIDE],
 }
 
@@ -128,7 +132,7 @@ impl<'a> QueryGroup<'a> {
             for (lane, i) in queries.clone().enumerate() {
                 let query = &a.q[block.at(i)..][..shape.head_dim];
                 let part = &query[deep * 2 * SIDE..query.len().min((deep + 1) * 2 * SIDE)];
-                let factor = a.scale * LOG2_E;
+                let factor = a.scale * LOG2_E * OCTAVE;
                 token.round_row(part, factor, &mut square, lane);
             }
             token.transpose(&square, q, SIDE);
@@ -153,14 +157,16 @@ impl<'a> QueryGroup<'a> {
     }
 
     /// Turns scores (64 × 16) of the keys from slot `first` on into probabilities relative to the new maxima, as pairs of
-    /// keys, and rescales the sums so far to them. The scores `next` are computed beside that.
+    /// keys, and rescales the sums so far to them. The scores `next` are computed beside that, and the values `before`: by then the
+    /// probabilities that were written last can be read as tiles without waiting for them.
     ///
     /// # Safety
-    /// The pointers of `next` must be valid for [`PairUnit::scores`], and its scores others than `s`.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+    /// The pointers of `next` and `before` must be valid for [`PairUnit::scores`] and [`PairUnit::values`], the scores others than `s` and
+    /// the probabilities others than `p`.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi")]
     pub(super) unsafe fn softmax_tile<U: PairUnit>(
         &mut self,
-        (unit, next): (&U, Option<Scores>),
+        (unit, next, before): (&U, Option<Scores>, Option<Values>),
         s: &mut [f32],
         first: usize,
         p: &mut [u32],
@@ -187,23 +193,21 @@ impl<'a> QueryGroup<'a> {
                 }
             }
             let max = _mm512_max_ps(_mm512_max_ps(max[0], max[1]), _mm512_max_ps(max[2], max[3]));
-            let change = exp2(_mm512_sub_ps(old, max));
-            let mut sums =
-                [_mm512_mul_ps(_mm512_loadu_ps(self.stats.sum.as_ptr()), change), _mm512_setzero_ps()];
-            let weights = |pair: usize| {
-                let [even, odd] = [0, 1].map(|key| _mm512_loadu_ps(s.add((2 * pair + key) * SIDE)));
-                let (even, odd) = (exp2(_mm512_sub_ps(even, max)), exp2(_mm512_sub_ps(odd, max)));
-                sums[0] = _mm512_add_ps(sums[0], even);
-                sums[1] = _mm512_add_ps(sums[1], odd);
-                _mm512_storeu_si512(p.add(pair * SIDE).cast(), interleaved_pairs(even, odd));
-            };
-            match next {
-                Some(next) => unit.scores(next, weights),
-                None => (0..STEPS).for_each(weights),
+            // Most tiles leave all as it is, and sums need not be scaled.
+            let raised = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(_mm512_sub_ps(max, old), _mm512_set1_ps(SLACK));
+            let max = _mm512_mask_mov_ps(old, raised, max);
+            let change = if raised == 0 { _mm512_set1_ps(1.0) } else { exp2(_mm512_sub_ps(old, max)) };
+            let sum = _mm512_mul_ps(_mm512_loadu_ps(self.stats.sum.as_ptr()), change);
+            let mut weights = TileWeights::new((s, p), max, sum, before.is_some());
+            if let Some(next) = next {
+                unit.scores(next, &mut weights);
             }
-            _mm512_storeu_ps(self.stats.sum.as_mut_ptr(), _mm512_add_ps(sums[0], sums[1]));
+            if let Some(before) = before {
+                unit.values(before, &mut weights);
+            }
+            _mm512_storeu_ps(self.stats.sum.as_mut_ptr(), weights.finish());
             _mm512_storeu_ps(self.stats.max.as_mut_ptr(), max);
-            if _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(old, max) != 0 {
+            if raised != 0 {
                 for o in self.o.chunks_exact_mut(SIDE) {
                     _mm512_storeu_ps(o.as_mut_ptr(), _mm512_mul_ps(_mm512_loadu_ps(o.as_ptr()), change));
                 }
@@ -259,7 +263,7 @@ pub(super) fn finish<S: Simd, T: PairTiles>(
         let Some(lse) = lse else { break };
         // SAFETY: the queries of a block belong to one task.
         let lse = unsafe { lse.part(block.index(i)..block.index(i) + 1) };
-        lse[0] = (stats.max[lane] + stats.sum[lane].log2()) / LOG2_E;
+        lse[0] = (stats.max[lane] / OCTAVE + stats.sum[lane].log2()) / LOG2_E;
     }
     let Some(out) = out else { return };
     let mut square = [0u32; TILE];
@@ -281,11 +285,12 @@ pub(super) fn finish<S: Simd, T: PairTiles>(
     }
 }
 
-/// 2^x for x <= 0, relative error 3e-6.
+/// 2^(x / 256) for x <= 0, relative error 3e-6.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn exp2(x: __m512) -> __m512 {
     const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    let x = _mm512_mul_ps(x, _mm512_set1_ps(1.0 / OCTAVE));
     let n = _mm512_roundscale_ps::<NEAREST>(x);
     let f = _mm512_sub_ps(x, n);
     let mut p = _mm512_set1_ps(0.009_582_845_5);

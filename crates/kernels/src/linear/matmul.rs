@@ -90,16 +90,18 @@ impl Cpu {
             let x = &x[s * strip * w.inputs..];
             let x = &x[..x.len().min(strip * w.inputs)];
             let width = blocking.width(x.len() / w.inputs);
+            #[cfg(target_arch = "x86_64")]
+            if let MatmulPath::Amx(token) = blocking.path {
+                for part in pack_amx::parts(words, blocking.steps) {
+                    let at = pack_amx::packed(&part, blocking.width(rows), s * strip, width);
+                    // SAFETY: strip `s` belongs to task `s`.
+                    pack_amx::pack(token, w.inputs, x, part, unsafe { packed.part(at) });
+                }
+                return;
+            }
             // SAFETY: strip `s` belongs to task `s`.
             let dst = unsafe { packed.part(s * strip * words..(s * strip + width) * words) };
-            match blocking.path {
-                #[cfg(target_arch = "x86_64")]
-                MatmulPath::Amx(token) => pack_amx::pack(token, w.inputs, x, dst),
-                _ => {
-                    let pack = PackStrip { precision: w.precision, inputs: w.inputs, x, width, dst };
-                    self.run(pack);
-                }
-            }
+            self.run(PackStrip { precision: w.precision, inputs: w.inputs, x, width, dst });
         });
     }
 
@@ -115,8 +117,10 @@ impl Cpu {
         let panels = w.outputs.div_ceil(PANEL);
         let blocks = m.div_ceil(blocking.rows);
         let limit = blocking.chunk(m);
-        // Enough tasks that threads end at about the same time.
-        let chunk = (panels * blocks / (8 * self.sharing())).clamp(1, limit);
+        // Enough tasks that threads end at about the same time. One thread alone takes as much at a time as its caches hold.
+        let tasks = if self.sharing() > 1 { 8 * self.sharing() } else { 1 };
+        let chunk = (panels * blocks / tasks).clamp(1, limit);
+        let chunk = panels.div_ceil(panels.div_ceil(chunk));
         // Panels of a gate and an up projection stay together.
         let chunk = if matches!(epilogue, Epilogue::Gated(_)) { chunk.next_multiple_of(2) } else { chunk };
         let chunks = panels.div_ceil(chunk);
@@ -129,6 +133,8 @@ impl Cpu {
                 w,
                 blocking,
                 packed,
+                #[cfg(target_arch = "x86_64")]
+                packed_rows: blocking.width(m),
                 y: &y,
                 epilogue,
                 rows: block * blocking.rows..((block + 1) * blocking.rows).min(m),

@@ -86,7 +86,7 @@ impl Blocking {
                 path: MatmulPath::Amx(token),
                 strip: pack_amx::STRIP,
                 words,
-                rows: 256 * more,
+                rows: pack_amx::ROWS,
                 steps,
             };
         }
@@ -99,7 +99,7 @@ impl Blocking {
     pub(super) fn chunk(self, m: usize) -> usize {
         match self.path {
             #[cfg(target_arch = "x86_64")]
-            MatmulPath::Amx(_) => pack_amx::chunk(self.steps),
+            MatmulPath::Amx(_) => pack_amx::chunk(self.steps, self.words),
             _ if m <= self.strip => 4 * CHUNK,
             _ => CHUNK,
         }
@@ -157,6 +157,9 @@ pub(super) struct PanelTask<'a> {
     pub(super) w: &'a Linear,
     pub(super) blocking: Blocking,
     pub(super) packed: &'a [u32],
+    /// Rows that are packed, as they lie there.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) packed_rows: usize,
     pub(super) y: &'a DisjointMut<'a, f32>,
     pub(super) epilogue: Epilogue,
     pub(super) rows: Range<usize>,

@@ -1,10 +1,9 @@
 //! Tasks of a product with tiles of AMX. Activations are packed as 16 × 32 tiles of `bf16`; a panel of weights, pair of
 //! inputs after pair, is a column of tiles as it is stored.
 
-use std::ops::Range;
 use std::ptr::null;
 
-use super::pack_amx::{STEPS, STRIP};
+use super::pack_amx::{STEPS, STRIP, packed, parts};
 use super::panel_task::{Epilogue, PanelTask, UNPACKED};
 use super::weights::Precision;
 use crate::scratch;
@@ -23,8 +22,8 @@ impl PanelTask<'_> {
         let blocks = self.w.precision == Precision::Q8;
         let mut unpacked =
             scratch::borrow(&UNPACKED, if blocks { self.panels.len() * part * PANEL } else { 0 });
-        for start in (0..steps).step_by(part) {
-            let range = start..(start + part).min(steps);
+        for range in parts(steps, part) {
+            let start = range.start;
             let length = range.len() * PANEL;
             if blocks {
                 for (p, out) in self.panels.clone().zip(unpacked.as_u32_mut().chunks_exact_mut(length)) {
@@ -40,14 +39,14 @@ impl PanelTask<'_> {
                 if start == 0 && !direct && self.begins() {
                     self.begin(s, cells);
                 }
-                let x = &self.packed[rows.start * steps..][..self.blocking.width(rows.len()) * steps];
+                let width = self.blocking.width(rows.len());
+                let x = &self.packed[packed(&range, self.packed_rows, rows.start, width)];
                 for (i, (p, cell)) in self.panels.clone().zip(cells.chunks_exact_mut(size)).enumerate() {
                     let weights =
                         if blocks { &unpacked[i * length..] } else { &self.w.panel(p)[start * PANEL..] };
-                    let part =
-                        PartialSum { x, weights: &weights[..length], steps: range.clone(), all: steps };
+                    let part = PartialSum { x, weights: &weights[..length], steps: range.len() };
                     if direct {
-                        self.add(&tiles, part, rows.start, p)
+                        self.write(&tiles, part, rows.start, p)
                     } else {
                         part.cell(&tiles, rows.len(), start > 0 || self.begins(), cell)
                     }
@@ -75,30 +74,32 @@ impl PanelTask<'_> {
         }
     }
 
-    /// Whether the sums of strip `s` are computed in y itself, without an epilogue.
+    /// Whether the sums of strip `s` are computed in y itself, without an epilogue. Sums of several parts are not: rows of y lie so far
+    /// apart that few of them fit into the first-level cache at a time.
     #[inline(always)]
     fn direct(&self, s: usize) -> bool {
+        let one_part = self.blocking.steps >= self.blocking.words;
         let simple = match self.epilogue {
             Epilogue::Store => true,
             Epilogue::Add => self.w.bias.is_none(),
             Epilogue::Gated(_) => false,
         };
-        simple && self.strip(s).len() == STRIP && self.panels.end * PANEL <= self.w.outputs
+        one_part && simple && self.strip(s).len() == STRIP && self.panels.end * PANEL <= self.w.outputs
     }
 
-    /// Computes a part of the sums of panel `p` in y, from row `row` on.
+    /// Computes the sums of panel `p` in y, from row `row` on.
     #[inline(always)]
-    fn add(&self, tiles: &Tiles, part: PartialSum, row: usize, p: usize) {
+    fn write(&self, tiles: &Tiles, part: PartialSum, row: usize, p: usize) {
         let (width, column) = (self.w.outputs, p * PANEL);
         let at = |row: usize| row * width + column;
         let y = self.y.as_mut_ptr(at(row)..at(row + STRIP - 1) + PANEL);
         let (from, from_stride) = match &self.w.bias {
-            _ if self.epilogue == Epilogue::Add || part.steps.start > 0 => (y.cast_const(), 4 * width),
+            _ if self.epilogue == Epilogue::Add => (y.cast_const(), 4 * width),
             // Stride 0 reads the bias for every row.
             Some(bias) => (bias[column..][..PANEL].as_ptr(), 0),
             None => (null(), 0),
         };
-        let to = Square { c: y, stride: 4 * width, from, from_stride };
+        let to = Square { c: y, stride: 4 * width, from, from_stride, next: y };
         // SAFETY: the part's slices hold the tiles; these rows of this panel lie within y and belong to this task.
         unsafe {
             tiles.product_32([part.column(0), part.column(1)], part.weights.as_ptr(), part.blocks(), to)
@@ -108,12 +109,11 @@ impl PanelTask<'_> {
 
 /// Steps of a sum over one panel and one strip.
 struct PartialSum<'a> {
-    /// The strip's tiles, `all` steps for each 16 rows.
+    /// The strip's tiles of these steps.
     x: &'a [u32],
     /// The panel's weights of these steps.
     weights: &'a [u32],
-    steps: Range<usize>,
-    all: usize,
+    steps: usize,
 }
 
 impl PartialSum<'_> {
@@ -122,11 +122,13 @@ impl PartialSum<'_> {
     fn cell(&self, tiles: &Tiles, rows: usize, add: bool, cell: &mut [f32]) {
         let stride = PANEL * 4;
         let c = cell[..rows.next_multiple_of(SIDE) * PANEL].as_mut_ptr();
+        // The cell of the next panel.
+        let next = c.wrapping_add(STRIP * PANEL).cast_const();
         let from = if add { c.cast_const() } else { null() };
         // SAFETY: the slices hold the tiles of these steps and the cell's rows.
         unsafe {
             if rows > SIDE {
-                let to = Square { c, stride, from, from_stride: stride };
+                let to = Square { c, stride, from, from_stride: stride, next };
                 tiles.product_32([self.column(0), self.column(1)], self.weights.as_ptr(), self.blocks(), to);
             } else {
                 tiles.product_16(self.column(0), self.weights.as_ptr(), self.blocks(), c, stride, add);
@@ -136,11 +138,11 @@ impl PartialSum<'_> {
 
     /// Tiles along the steps.
     fn blocks(&self) -> usize {
-        self.steps.len() / STEPS
+        self.steps / STEPS
     }
 
     /// The tiles of the strip's first 16 rows, or of the others.
     fn column(&self, i: usize) -> *const u32 {
-        self.x[i * self.all * SIDE..][self.steps.start * SIDE..self.steps.end * SIDE].as_ptr()
+        self.x[i * self.steps * SIDE..][..self.steps * SIDE].as_ptr()
     }
 }

@@ -54,7 +54,7 @@ pub(crate) struct Features {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Vnni(());
 
-/// Proof that this process may use AVX-512 BF16 beside the features that [`Features`] stands for.
+/// Proof that this process may use AVX-512 BF16 and VBMI beside the features that [`Features`] stands for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bf16(());
 
@@ -76,7 +76,8 @@ impl Features {
     /// The features with VNNI and BF16, as far as the machine has them.
     pub(crate) fn extended(self) -> Features {
         let vnni = is_x86_feature_detected!("avx512vnni").then_some(Vnni(()));
-        let bf16 = is_x86_feature_detected!("avx512bf16").then_some(Bf16(()));
+        let bf16 = is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vbmi");
+        let bf16 = bf16.then_some(Bf16(()));
         Features { vnni, bf16, ..self }
     }
 
@@ -130,6 +131,7 @@ fn tiles_available() -> bool {
         most >= 7
             && __cpuid_count(7, 0).edx & bits == bits
             && is_x86_feature_detected!("avx512bf16")
+            && is_x86_feature_detected!("avx512vbmi")
             && permitted()
     })
 }

@@ -22,6 +22,8 @@ mod neon;
 pub(crate) mod pair_tiles;
 mod portable;
 mod tile;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod tile_weights;
 mod vector;
 
 #[cfg(target_arch = "aarch64")]

@@ -12,6 +12,7 @@ use super::avx512::Avx512;
 use super::elem::{Elem, load_part};
 use super::features::{Bf16, Features};
 use super::level::Kernel;
+use super::tile_weights::{STEPS, TileWeights};
 use super::vector::Simd;
 
 /// 32-bit words of a tile: 16 rows of 16 words.
@@ -26,6 +27,9 @@ pub(crate) struct Square {
     pub(crate) stride: usize,
     pub(crate) from: *const f32,
     pub(crate) from_stride: usize,
+    /// The first row of results that a product may ask for in passing, two rows for each block: its own, or those of the next one. Any
+    /// address will do.
+    pub(crate) next: *const f32,
 }
 
 /// Scores Sᵀ (64 × 16) = K · Qᵀ of 64 keys and 16 queries.
@@ -42,8 +46,17 @@ pub(crate) struct Scores {
     pub(crate) s: *mut f32,
 }
 
-/// Steps of the work that is done beside [`PairUnit::scores`].
-pub(crate) const STEPS: usize = 2 * SIDE;
+/// Sums Oᵀ (16 · `blocks` × 16) += Vᵀ · Pᵀ of 64 keys, of which those after the first 32 · `halves` have no weight.
+#[derive(Clone, Copy)]
+pub(crate) struct Values {
+    /// Two rows of `blocks` tiles, 32 keys each, in the order that [`PairTiles::ELEMENTS_FIRST`] tells.
+    pub(crate) v: *const u32,
+    /// Two tiles.
+    pub(crate) p: *const u32,
+    pub(crate) blocks: usize,
+    pub(crate) halves: usize,
+    pub(crate) o: *mut f32,
+}
 
 /// A token of instructions that multiply tiles of pairs.
 ///
@@ -113,19 +126,17 @@ pub(crate) trait PairUnit {
     /// The pointers must be valid for that; only this thread may use C.
     unsafe fn product_32(&self, a: [*const u32; 2], b: *const u32, blocks: usize, to: Square);
 
-    /// Computes scores, and takes the [`STEPS`] steps `beside` in order. Products by vector instructions take turns with the steps, so
-    /// that each uses the units that the other leaves idle.
+    /// Computes scores, and takes steps of `beside` while units would be idle.
     ///
     /// # Safety
     /// The pointers must be valid for that, and the steps may not touch the scores.
-    unsafe fn scores(&self, of: Scores, beside: impl FnMut(usize));
+    unsafe fn scores(&self, of: Scores, beside: &mut TileWeights);
 
-    /// Oᵀ (16 · `blocks` × 16) += Vᵀ · Pᵀ over 64 keys, of which those after the first 32 · `halves` have no weight. `v`: two rows of
-    /// `blocks` tiles, 32 keys each, in the order that [`PairTiles::ELEMENTS_FIRST`] tells; `p`: two tiles.
+    /// Adds to sums of values, and takes steps of `beside` while units would be idle.
     ///
     /// # Safety
-    /// The pointers must be valid for that.
-    unsafe fn values(&self, v: *const u32, p: *const u32, blocks: usize, halves: usize, o: *mut f32);
+    /// The pointers must be valid for that, and the steps may not touch the values and weights.
+    unsafe fn values(&self, of: Values, beside: &mut TileWeights);
 }
 
 // SAFETY: the token is made where BF16 and the features beside it were found.
@@ -151,15 +162,15 @@ impl PairUnit for Bf16 {
     }
 
     #[inline(always)]
-    unsafe fn scores(&self, of: Scores, beside: impl FnMut(usize)) {
+    unsafe fn scores(&self, of: Scores, beside: &mut TileWeights) {
         // SAFETY: the caller's; the token proves that the instructions are there.
         unsafe { scores(of, beside) }
     }
 
     #[inline(always)]
-    unsafe fn values(&self, v: *const u32, p: *const u32, blocks: usize, halves: usize, o: *mut f32) {
+    unsafe fn values(&self, of: Values, _: &mut TileWeights) {
         // SAFETY: the caller's; the token proves that the instructions are there.
-        unsafe { values(v, p, blocks, halves, o) }
+        unsafe { values(of) }
     }
 }
 
@@ -202,13 +213,13 @@ unsafe fn product_32(a: [*const u32; 2], b: *const u32, blocks: usize, to: Squar
     }
 }
 
-/// [`PairUnit::scores`] by `vdpbf16ps`: 16 keys at a time, each a sum of 16 queries in a register, and an eighth of the products after
-/// each step.
+/// [`PairUnit::scores`] by `vdpbf16ps`: 16 keys at a time, each a sum of 16 queries in a register, and a quarter of the products after
+/// each step, so that each uses the units that the other leaves idle.
 ///
 /// # Safety
 /// As for [`PairUnit::scores`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn scores(of: Scores, mut beside: impl FnMut(usize)) {
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi")]
+unsafe fn scores(of: Scores, beside: &mut TileWeights) {
     let Scores { k, q, blocks, strips, s } = of;
     let steps = STEPS / 4;
     for strip in 0..strips {
@@ -217,7 +228,7 @@ unsafe fn scores(of: Scores, mut beside: impl FnMut(usize)) {
             let k = k.add(strip * blocks * TILE);
             let mut sums = [_mm512_setzero_ps(); SIDE];
             for step in 0..steps {
-                beside(strip * steps + step);
+                beside.step();
                 for pair in 0..SIDE * blocks / steps {
                     let pair = step * SIDE * blocks / steps + pair;
                     add_products::<SIDE>(
@@ -230,9 +241,6 @@ unsafe fn scores(of: Scores, mut beside: impl FnMut(usize)) {
             store(&sums, s.add(strip * TILE));
         }
     }
-    for step in strips * steps..STEPS {
-        beside(step);
-    }
 }
 
 /// [`PairUnit::values`] by `vdpbf16ps`.
@@ -240,7 +248,8 @@ unsafe fn scores(of: Scores, mut beside: impl FnMut(usize)) {
 /// # Safety
 /// As for [`PairUnit::values`].
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn values(v: *const u32, p: *const u32, blocks: usize, halves: usize, o: *mut f32) {
+unsafe fn values(of: Values) {
+    let Values { v, p, blocks, halves, o } = of;
     for block in 0..blocks {
         // SAFETY: the caller's.
         unsafe {
