@@ -186,6 +186,11 @@ impl<T: PairTiles> Sweep<'_, T> {
         let s = [split_off_front(floats, KEYS * SIDE), split_off_front(floats, KEYS * SIDE)];
         let pairs: &mut [u32] = bytemuck::cast_slice_mut(split_off_front(floats, KEYS * SIDE));
         let noise_tiles: &mut [u32] = bytemuck::cast_slice_mut(split_off_front(floats, self.noise_words()));
+        // Queries of one KV head lie apart, and are many lines before the first of them is there.
+        for i in 0..self.block.queries() {
+            let query = &self.a.q[self.block.at(i)..][..shape.head_dim];
+            prefetch::to_read(query.as_ptr().cast(), size_of_val(query));
+        }
         let mut groups: Groups<'f> = from_fn(|g| {
             (g < count).then(|| QueryGroup::new(self.token, (self.a, self.noise), &self.block, g, floats))
         });
@@ -283,6 +288,12 @@ impl<T: PairTiles> Kernel for FlashBlockPairs<'_, T> {
         let entries = bytemuck::cast_slice_mut(split_off_front(&mut floats, kept_words));
         let mut kept = KeptWeights::new(entries);
         let groups = sweep.run(&mut floats, &mut kept);
+        if let Some(out) = out {
+            for i in 0..sweep.block.queries() {
+                let bytes = sweep.block.shape.head_dim * size_of::<f32>();
+                prefetch::to_write(out.as_mut_ptr(sweep.block.at(i)..sweep.block.at(i) + 1).cast(), bytes);
+            }
+        }
         for (g, group) in groups.iter().flatten().enumerate() {
             let queries = group_queries(&sweep.block, g);
             finish((simd, sweep.token), &sweep.block, queries, (&group.stats, group.o), (out, lse));

@@ -148,3 +148,71 @@ impl TileWeights {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::features::Features;
+
+    #[test]
+    fn weights_are_powers_of_two_within_the_rounding_of_bf16() {
+        let Some(features) = Features::detect() else { return };
+        if features.extended().bf16().is_none() {
+            return;
+        }
+        // 1,024 scores from 0 to 20 octaves below the maximum, which is among them.
+        const MAX: f32 = 1234.5;
+        let below = |i: usize| 20.0 * i as f32 / 1023.0;
+        let s: Vec<f32> = (0..64 * SIDE).map(|i| MAX - OCTAVE * below(i)).collect();
+        let mut p = vec![0u32; 32 * SIDE];
+        // SAFETY: the features are there; scores and pairs are those of a tile.
+        let sums = unsafe { weights(&s, &mut p, MAX) };
+        let (mut worst, mut squares, mut expected) = (0.0f64, 0.0, [0.0f64; SIDE]);
+        for i in 0..64 * SIDE {
+            let (key, query) = (i / SIDE, i % SIDE);
+            let word = p[key / 2 * SIDE + query];
+            let bits = if key % 2 == 0 { word << 16 } else { word & 0xffff_0000 };
+            let weight = f64::from(f32::from_bits(bits));
+            let error = weight / (-f64::from(below(i))).exp2() - 1.0;
+            (worst, squares) = (worst.max(error.abs()), squares + error * error);
+            expected[query] += weight;
+        }
+        assert_eq!(p[0] & 0xffff, 0x3f80, "the weight of the maximum is 1");
+        let mean = (squares / 1024.0).sqrt();
+        assert!(worst < 7.5e-3 && mean < 2.2e-3, "errors of {worst:e} at most, {mean:e} in the mean");
+        for (sum, expected) in sums.into_iter().zip(expected) {
+            assert!(
+                (f64::from(sum) / expected - 1.0).abs() < 1e-5,
+                "{sum} is the sum {expected} of the weights"
+            );
+        }
+    }
+
+    #[test]
+    fn scores_far_below_weigh_nothing() {
+        let Some(features) = Features::detect() else { return };
+        if features.extended().bf16().is_none() {
+            return;
+        }
+        let (s, mut p) = (vec![-3e30; 64 * SIDE], vec![1u32; 32 * SIDE]);
+        for max in [0.0, -1e30, 3e8] {
+            // SAFETY: the features are there; scores and pairs are those of a tile.
+            let sums = unsafe { weights(&s, &mut p, max) };
+            assert!(p.iter().all(|pair| *pair == 0) && sums == [0.0; SIDE], "beside {max}");
+        }
+    }
+
+    /// The sums of the weights.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi")]
+    fn weights(s: &[f32], p: &mut [u32], max: f32) -> [f32; SIDE] {
+        assert!(s.len() == 64 * SIDE && p.len() == 32 * SIDE);
+        let mut sums = [0.0; SIDE];
+        // SAFETY: scores and pairs are those of a tile, and there are 16 sums.
+        unsafe {
+            let (max, zero) = (_mm512_set1_ps(max), _mm512_setzero_ps());
+            let weights = TileWeights::new((s.as_ptr(), p.as_mut_ptr()), max, zero, false);
+            _mm512_storeu_ps(sums.as_mut_ptr(), weights.finish());
+        }
+        sums
+    }
+}
