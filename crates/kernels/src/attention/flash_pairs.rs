@@ -2,8 +2,12 @@
 //! for 16 queries and maxima and sums need no operation across lanes, then Oᵀ += Vᵀ · Pᵀ.
 //!
 //! Shape: 64 keys × 16 queries, some 128 queries of a KV head for each tile of keys. Bound: `vdpbf16ps`, of which a Zen 4 begins one a cycle.
-//! Measured on two of its cores, 4,096 rows over their 4,096 keys: 78 to 80 % of the bound with heads of 64, 83 to 85 % with heads of 128. The
-//! softmax of a tile is computed between the products of the next, which leaves its multiplications to be paid for.
+//! Measured on two of its cores, 4,096 rows over their 4,096 keys, with softmax in `f32`: 78 to 80 % of the bound with heads of 64, 83 to 85 %
+//! with heads of 128. The softmax of a tile is computed between the products of the next, which leaves its multiplications to be paid for.
+//!
+//! With AMX the bound is a product of tiles in 16 cycles, 256 for 64 keys and 16 queries with heads of 64. 120 more go to stores of tiles,
+//! beside which a core begins nothing else, 60 to maxima, and a product whose operands are loaded takes 18 to 20; queries and results come from and go to
+//! memory. Values of a tile wait for the softmax of the next, since weights that were just written are read as a tile only once they are in the cache.
 //!
 //! As in [`super::flash`], a query takes in the tiles of keys that it sees, aligned to absolute slots, in ascending order,
 //! and a tile that it does not see changes nothing. So a query's result does not depend on the other queries.

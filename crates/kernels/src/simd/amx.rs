@@ -1,5 +1,10 @@
 //! Tile products of Intel's AMX: `bf16` pairs, summed in `f32`.
 //!
+//! Bound: a product of two tiles begins every 16 cycles, and as it was measured, of operands that are loaded beside it, every 18 to 20. A tile
+//! is loaded from the first-level cache in 8 cycles, from the second in 21. Its stores take 15, in which the core begins nothing else, so that
+//! results stay in registers as long as they can. A product of 32 × 32 results reaches 83 % of the bound from the first-level cache, and 60 to 64 %
+//! where the weights come from the second and each part of a sum has 512 inputs or more.
+//!
 //! The compiler knows the tile registers only as clobbers, so every product is one block of assembly: the
 //! accumulators are loaded from memory and stored back. A tile is 16 rows of 64 bytes. Every tile instruction runs
 //! between [`Tiles::configure`] and the drop of its result, on the same thread.
