@@ -31,9 +31,9 @@ pub enum Isa {
     Avx2Vnni,
     /// AVX-512 F, BW, VL and DQ; `bf16` weights are widened and multiplied by `f32` FMA.
     Avx512,
-    /// [`Isa::Avx512`] with VNNI for products of bytes, and BF16's rounding where the machine has it.
+    /// [`Isa::Avx512`] with VNNI for products of bytes, and BF16's rounding where the machine has it and VBMI.
     Avx512Vnni,
-    /// [`Isa::Avx512Vnni`] with BF16: pairs of `bf16` are multiplied by `vdpbf16ps`.
+    /// [`Isa::Avx512Vnni`] with BF16 and VBMI: pairs of `bf16` are multiplied by `vdpbf16ps`.
     Avx512Bf16,
     /// [`Isa::Avx512Vnni`], and tiles of `bf16` pairs multiplied by AMX.
     Amx,

@@ -240,11 +240,9 @@ impl<E: Elem, T: PairTiles> Kernel for SegmentPairs<'_, E, T> {
             let sweep = division.sweep(token, (g, b), segment, packed);
             let part = split_off_front(&mut parts, division.part(b..b + 1).len());
             let (results, kept) = part.split_at_mut(division.results_len(b));
-            let mut scratch = scratch::borrow(&BUFFERS, sweep.floats() + ENTRY);
+            let mut scratch = scratch::borrow(&BUFFERS, sweep.floats());
             let mut floats = scratch.as_f32_mut();
-            let spare = split_off_front(&mut floats, ENTRY);
-            let entries = if division.keep { kept } else { spare };
-            let mut kept = KeptWeights::new(bytemuck::cast_slice_mut(entries));
+            let mut kept = KeptWeights::new(bytemuck::cast_slice_mut(kept));
             let groups = sweep.run(&mut floats, &mut kept);
             let results = results.chunks_exact_mut(STATS + division.sums());
             for (group, result) in groups.iter().flatten().zip(results) {
