@@ -76,8 +76,6 @@ impl Blocking {
             let rows = m.clamp(Q8_ROWS, Q8_TASK_ROWS);
             return Blocking { path: MatmulPath::Q8Rows, strip: rows, words, rows, steps: w.steps() };
         }
-        // Blocks are unpacked once for all rows of a task.
-        let more = if w.precision == Precision::Q8 { 4 } else { 1 };
         #[cfg(target_arch = "x86_64")]
         if let Some(token) = cpu.amx().filter(|_| w.precision != Precision::F32) {
             let words = w.padded_steps();
@@ -90,6 +88,8 @@ impl Blocking {
                 steps,
             };
         }
+        // Blocks are unpacked once for all rows of a task.
+        let more = if w.precision == Precision::Q8 { 4 } else { 1 };
         let step_words = step_words(w.precision, cpu);
         let (words, steps) = (w.steps() * step_words, STEP_BLOCK / step_words);
         Blocking { path: MatmulPath::Vector, strip: STRIP, words, rows: 32 * STRIP * more, steps }

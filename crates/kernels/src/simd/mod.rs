@@ -5,6 +5,8 @@
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
+#[cfg(target_arch = "x86_64")]
+mod amx_attention;
 #[cfg(target_arch = "aarch64")]
 mod arm_features;
 #[cfg(target_arch = "x86_64")]

@@ -32,7 +32,7 @@ pub(crate) struct TileWeights {
     /// Steps that are left, and those of them that are meant to be taken beside scores.
     pub(super) left: usize,
     pub(super) beside_scores: usize,
-    /// Of the exponent less each query's maximum, and what makes the rounding of the last bit fair.
+    /// Added to a score: the bias of an exponent less the query's maximum, and the half unit by which the last bit is rounded.
     pub(super) start: __m512,
     pub(super) differences: __m512i,
     /// Order of bytes: words of each four lanes of two vectors, one after the other.
