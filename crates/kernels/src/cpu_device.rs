@@ -15,7 +15,7 @@ use crate::device::{
     Norm, PackedLinear, QkNorms, Rotary, RowUnavailable, WeightMatrix,
 };
 use crate::floats::CpuFloats;
-use crate::linear::{Linear, PACKED_LAYOUT, PackedPanels};
+use crate::linear::{Input, Linear, PACKED_LAYOUT, PackedPanels};
 use crate::ops::softmax;
 use crate::row_ops::mean;
 
@@ -170,7 +170,7 @@ impl Device for Cpu {
     fn logits(&self, x: &Floats, norm: Norm<'_>, w: &PackedLinear, out: &mut Vec<f32>) {
         let (x, w) = (floats(x), linear(w));
         out.resize(x.len() / norm.weight.len() * w.outputs(), 0.0);
-        self.normed(x, Some(norm), |normed| self.linear(w, normed, out));
+        self.project(w, Input::Rows(x, Some(norm)), out);
     }
 
     fn rope(&self, x: &mut Floats, heads: usize, head_dim: usize, rotary: Rotary<'_>) {

@@ -7,7 +7,7 @@ use crate::cpu::Cpu;
 use crate::cpu_layer::even_parts;
 use crate::device::{Experts, GatedMlp, LayerTail};
 use crate::disjoint::DisjointMut;
-use crate::linear::Linear;
+use crate::linear::{Input, Linear};
 use crate::routing::Routing;
 use crate::scratch::{self, AlignedVec};
 
@@ -17,8 +17,6 @@ const ROWS: usize = 1024;
 thread_local! {
     /// The rows of one expert, gathered.
     static GATHERED: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
-    /// One expert's rows between its two products.
-    static ACTIVE: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
     /// What each route gives.
     static RESULTS: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
     /// What the experts of each row give together.
@@ -65,12 +63,10 @@ impl Cpu {
             for (to, route) in gathered.chunks_exact_mut(hidden).zip(routes) {
                 to.copy_from_slice(&x[route.row as usize * hidden..][..hidden]);
             }
-            let width = routes.len() * gate_up.outputs();
-            let mut active = scratch::borrow(&ACTIVE, width);
-            let active = &mut active.as_f32_mut()[..width];
-            self.linear_gated(gate_up, tail.activation, gathered, active);
+            let active = self.gated(gate_up, tail.activation, Input::Rows(gathered, None), down);
             // SAFETY: these routes belong to this task.
-            self.linear(down, active, unsafe { parts.part(own.start * hidden..own.end * hidden) });
+            let results = unsafe { parts.part(own.start * hidden..own.end * hidden) };
+            self.project(down, active.input(), results);
         });
         y.fill(0.0);
         // A row's experts are added in ascending order, whatever rows there are beside it.

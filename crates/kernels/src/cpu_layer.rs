@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::cpu::Cpu;
 use crate::device::{GatedMlp, LayerTail, Mlp, Norm, QkNorms};
 use crate::disjoint::DisjointMut;
-use crate::linear::Linear;
+use crate::linear::{Input, Linear};
 use crate::ops::{RmsNorm, Round};
 use crate::prefetch;
 use crate::scratch::{self, AlignedVec};
@@ -28,7 +28,7 @@ const FEW: usize = 4 << 10;
 thread_local! {
     /// Rows after their norm.
     static NORMED: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
-    /// Rows between two products.
+    /// Rows of queries, keys and values.
     static WIDE: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
     /// A residual branch before its post-norm, or one row's keys after their norm.
     static BRANCH: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
@@ -56,21 +56,17 @@ impl Cpu {
         self.by_blocks(rows.len(), widest, &|r| {
             // SAFETY: these rows belong to this block.
             let x = unsafe { x.part(r.start * hidden..r.end * hidden) };
-            let attn_out = &attn_out[r.start * attn_width..r.end * attn_width];
+            let attn_out = Input::Rows(&attn_out[r.start * attn_width..r.end * attn_width], None);
             let Mlp::Dense(GatedMlp { gate_up, down }) = tail.mlp else {
                 return self.add_branch(output, attn_out, tail.attention_post_norm, x);
             };
             let (gate_up, down) = (gate_up.storage::<Linear>(), down.storage::<Linear>());
             self.expect(gate_up);
             self.add_branch(output, attn_out, tail.attention_post_norm, x);
-            let mut wide = scratch::borrow(&WIDE, r.len() * gate_up.outputs());
-            let active = &mut wide.as_f32_mut()[..r.len() * gate_up.outputs()];
             self.expect(down);
-            self.normed(x, tail.mlp_norm, |normed| {
-                self.linear_gated(gate_up, tail.activation, normed, active);
-            });
+            let active = self.gated(gate_up, tail.activation, Input::Rows(x, tail.mlp_norm), down);
             self.expect(tail.next.storage());
-            self.add_branch(down, active, tail.mlp_post_norm, x);
+            self.add_branch(down, active.input(), tail.mlp_post_norm, x);
         });
         // Experts take all rows that chose them at once.
         if let Mlp::Experts(experts) = tail.mlp {
@@ -91,11 +87,11 @@ impl Cpu {
     }
 
     /// x += post(input · Wᵀ + b)
-    fn add_branch(&self, w: &Linear, input: &[f32], post: Option<Norm<'_>>, x: &mut [f32]) {
-        let Some(post) = post else { return self.linear_add(w, input, x) };
+    fn add_branch(&self, w: &Linear, input: Input<'_>, post: Option<Norm<'_>>, x: &mut [f32]) {
+        let Some(post) = post else { return self.project_add(w, input, x) };
         let mut branch = scratch::borrow(&BRANCH, x.len());
         let branch = &mut branch.as_f32_mut()[..x.len()];
-        self.linear(w, input, branch);
+        self.project(w, input, branch);
         self.add_normed(branch, Some(post), w.outputs(), x);
     }
 
@@ -132,7 +128,7 @@ impl Cpu {
         self.by_blocks(rows, width, &|r| {
             let mut wide = scratch::borrow(&WIDE, r.len() * width);
             let qkv = &mut wide.as_f32_mut()[..r.len() * width];
-            self.normed(&x[r.start * hidden..r.end * hidden], norm, |normed| self.linear(w, normed, qkv));
+            self.project(w, Input::Rows(&x[r.start * hidden..r.end * hidden], norm), qkv);
             self.by_rows(r.len(), width, &|part| {
                 for i in part {
                     let (row, at) = (&qkv[i * width..(i + 1) * width], r.start + i);

@@ -5,6 +5,7 @@
 
 use std::cell::Cell;
 
+use super::activations::{Active, Input, Output, TaskOutput};
 use super::pack::PackStrip;
 #[cfg(target_arch = "x86_64")]
 use super::pack_amx;
@@ -12,7 +13,9 @@ use super::panel_task::{Blocking, Epilogue, FEW_WORDS, MatmulPath, PanelTask};
 use super::quant_blocks::QuantizeRow;
 use super::weights::{Activation, Linear};
 use crate::cpu::Cpu;
+use crate::device::Norm;
 use crate::disjoint::DisjointMut;
+use crate::ops::RmsNorm;
 use crate::prefetch;
 use crate::scratch::{self, AlignedVec};
 use crate::simd::PANEL;
@@ -23,6 +26,8 @@ const PACKED: usize = 2 << 20;
 thread_local! {
     /// Packed activations.
     static X: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
+    /// Rows of a strip after their norm.
+    static NORMED: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
 }
 
 impl Cpu {
@@ -31,8 +36,7 @@ impl Cpu {
     /// # Panics
     /// If the lengths do not fit, or the weights are gate and up projections.
     pub fn linear(&self, w: &Linear, x: &[f32], y: &mut [f32]) {
-        assert!(w.gate_up.is_none(), "gate and up projections are for `linear_gated`");
-        self.product(w, x, y, Epilogue::Store);
+        self.project(w, Input::Rows(x, None), y);
     }
 
     /// y += x · Wᵀ + b, as in [`Cpu::linear`] (residual connection).
@@ -40,8 +44,7 @@ impl Cpu {
     /// # Panics
     /// As [`Cpu::linear`].
     pub fn linear_add(&self, w: &Linear, x: &[f32], y: &mut [f32]) {
-        assert!(w.gate_up.is_none(), "gate and up projections are for `linear_gated`");
-        self.product(w, x, y, Epilogue::Add);
+        self.project_add(w, Input::Rows(x, None), y);
     }
 
     /// y (m × width) = activation(x · Gᵀ + b) · (x · Uᵀ + c), weights packed by [`Linear::pack_gate_up`].
@@ -50,27 +53,70 @@ impl Cpu {
     /// If the lengths do not fit, or the weights are not gate and up projections.
     pub fn linear_gated(&self, w: &Linear, activation: Activation, x: &[f32], y: &mut [f32]) {
         assert!(w.gate_up.is_some(), "the weights are gate and up projections");
-        self.product(w, x, y, Epilogue::Gated(activation));
+        self.product(w, Input::Rows(x, None), Output::Rows(y), Epilogue::Gated(activation));
     }
 
-    fn product(&self, w: &Linear, x: &[f32], y: &mut [f32], epilogue: Epilogue) {
-        let (m, width) = (x.len() / w.inputs, w.outputs());
-        assert_eq!(x.len(), m * w.inputs, "x is m × inputs");
-        assert_eq!(y.len(), m * width, "y is m × {width}");
-        if y.is_empty() {
+    /// y = input · Wᵀ + b
+    pub(crate) fn project(&self, w: &Linear, input: Input<'_>, y: &mut [f32]) {
+        assert!(w.gate_up.is_none(), "gate and up projections are for `linear_gated`");
+        self.product(w, input, Output::Rows(y), Epilogue::Store);
+    }
+
+    /// y += input · Wᵀ + b
+    pub(crate) fn project_add(&self, w: &Linear, input: Input<'_>, y: &mut [f32]) {
+        assert!(w.gate_up.is_none(), "gate and up projections are for `linear_gated`");
+        self.product(w, input, Output::Rows(y), Epilogue::Add);
+    }
+
+    /// activation(input · Gᵀ + b) · (input · Uᵀ + c) of `m` rows, which `next` takes. Where both products use tiles of AMX, the rows are
+    /// written as `next` reads them: half the bytes of `f32`, once.
+    pub(crate) fn gated(
+        &self,
+        w: &Linear,
+        activation: Activation,
+        input: Input<'_>,
+        next: &Linear,
+    ) -> Active {
+        assert!(w.gate_up.is_some(), "the weights are gate and up projections");
+        let m = input.rows(w.inputs);
+        let mut active = Active::of(m, next, self, Blocking::of(w, self, m).path);
+        self.product(w, input, active.output(), Epilogue::Gated(activation));
+        active
+    }
+
+    fn product(&self, w: &Linear, input: Input<'_>, mut output: Output<'_>, epilogue: Epilogue) {
+        let (m, width) = (input.rows(w.inputs), w.outputs());
+        output.check(m, width);
+        if m == 0 || width == 0 {
             return;
         }
         let blocking = Blocking::of(w, self, m);
+        let (x, norm) = match input {
+            Input::Rows(x, norm) => (x, norm),
+            #[cfg(target_arch = "x86_64")]
+            Input::Packed(packed, _) => {
+                return self.multiply(w, m, blocking, packed, &output.of(0..m, width), epilogue);
+            }
+        };
         let rows = (PACKED / blocking.words).max(blocking.rows) / blocking.rows * blocking.rows;
         let mut scratch = scratch::borrow(&X, blocking.words * m.min(rows).next_multiple_of(blocking.strip));
-        for (x, y) in x.chunks(rows * w.inputs).zip(y.chunks_mut(rows * width)) {
-            self.pack_rows(w, x, blocking, scratch.as_u32_mut());
-            self.multiply(w, x.len() / w.inputs, blocking, scratch.as_u32(), y, epilogue);
+        for (i, x) in x.chunks(rows * w.inputs).enumerate() {
+            let count = x.len() / w.inputs;
+            self.pack_rows(w, x, norm, blocking, scratch.as_u32_mut());
+            let output = output.of(i * rows..i * rows + count, width);
+            self.multiply(w, count, blocking, scratch.as_u32(), &output, epilogue);
         }
     }
 
-    /// Packs `x` strip after strip; quantised rows lie one after another.
-    fn pack_rows(&self, w: &Linear, x: &[f32], blocking: Blocking, packed: &mut [u32]) {
+    /// Packs `x`, after its norm if there is one, strip after strip; quantised rows lie one after another.
+    fn pack_rows(
+        &self,
+        w: &Linear,
+        x: &[f32],
+        norm: Option<Norm<'_>>,
+        blocking: Blocking,
+        packed: &mut [u32],
+    ) {
         let Blocking { strip, words, .. } = blocking;
         let rows = x.len() / w.inputs;
         if rows * words <= FEW_WORDS {
@@ -83,7 +129,8 @@ impl Cpu {
             return self.parallel_if(x.len() > 1 << 13, rows, &|r| {
                 // SAFETY: row `r` belongs to task `r`.
                 let out = unsafe { packed.part(r * words..(r + 1) * words) };
-                self.run(QuantizeRow { x: &x[r * w.inputs..(r + 1) * w.inputs], out });
+                let x = &x[r * w.inputs..(r + 1) * w.inputs];
+                self.normed_here(x, norm, |x| self.run(QuantizeRow { x, out }));
             });
         }
         self.parallel_if(x.len() > 1 << 15, rows.div_ceil(strip), &|s| {
@@ -92,17 +139,29 @@ impl Cpu {
             let width = blocking.width(x.len() / w.inputs);
             #[cfg(target_arch = "x86_64")]
             if let MatmulPath::Amx(token) = blocking.path {
-                for part in pack_amx::parts(words, blocking.steps) {
-                    let at = pack_amx::packed(&part, blocking.width(rows), s * strip, width);
-                    // SAFETY: strip `s` belongs to task `s`.
-                    pack_amx::pack(token, w.inputs, x, part, unsafe { packed.part(at) });
-                }
-                return;
+                return self.normed_here(x, norm, |x| {
+                    for part in pack_amx::parts(words, blocking.steps) {
+                        let at = pack_amx::packed(&part, blocking.width(rows), s * strip, width);
+                        // SAFETY: strip `s` belongs to task `s`.
+                        pack_amx::pack(token, w.inputs, x, part, unsafe { packed.part(at) });
+                    }
+                });
             }
             // SAFETY: strip `s` belongs to task `s`.
             let dst = unsafe { packed.part(s * strip * words..(s * strip + width) * words) };
-            self.run(PackStrip { precision: w.precision, inputs: w.inputs, x, width, dst });
+            self.normed_here(x, norm, |x| {
+                self.run(PackStrip { precision: w.precision, inputs: w.inputs, x, width, dst });
+            });
         });
+    }
+
+    /// Calls `then` with the rows of a strip after their norm, which stay in this thread's caches.
+    fn normed_here(&self, x: &[f32], norm: Option<Norm<'_>>, then: impl FnOnce(&[f32])) {
+        let Some(Norm { weight, eps }) = norm else { return then(x) };
+        let mut normed = scratch::borrow(&NORMED, x.len());
+        let y = &mut normed.as_f32_mut()[..x.len()];
+        self.run(RmsNorm { x, weight, eps, y });
+        then(y);
     }
 
     fn multiply(
@@ -111,7 +170,7 @@ impl Cpu {
         m: usize,
         blocking: Blocking,
         packed: &[u32],
-        y: &mut [f32],
+        y: &TaskOutput<'_>,
         epilogue: Epilogue,
     ) {
         let panels = w.outputs.div_ceil(PANEL);
@@ -124,7 +183,6 @@ impl Cpu {
         // Panels of a gate and an up projection stay together.
         let chunk = if matches!(epilogue, Epilogue::Gated(_)) { chunk.next_multiple_of(2) } else { chunk };
         let chunks = panels.div_ceil(chunk);
-        let y = DisjointMut::new(y);
         // Some ten microseconds of arithmetic or of reading weights.
         let worth = m * w.outputs * w.inputs > 1 << 21 || w.outputs * w.inputs > 1 << 17;
         self.parallel_if(worth, blocks * chunks, &|t| {
@@ -135,7 +193,7 @@ impl Cpu {
                 packed,
                 #[cfg(target_arch = "x86_64")]
                 packed_rows: blocking.width(m),
-                y: &y,
+                y,
                 epilogue,
                 rows: block * blocking.rows..((block + 1) * blocking.rows).min(m),
                 panels: c * chunk..((c + 1) * chunk).min(panels),

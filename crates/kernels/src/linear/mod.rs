@@ -1,8 +1,9 @@
 //! Products with prepacked weights.
 //!
 //! `weights` are the packed weights, `quant_blocks` their quantised blocks, `pack` packs them and activations (for AMX:
-//! `pack_amx`). `matmul` cuts a product into tasks, which `panel_task` computes (with AMX: `panel_task_amx`).
+//! `pack_amx`). `activations` are the rows that products take and give. `matmul` cuts a product into tasks, which `panel_task` computes (with AMX: `panel_task_amx`).
 
+mod activations;
 mod matmul;
 mod pack;
 #[cfg(target_arch = "x86_64")]
@@ -13,6 +14,7 @@ mod panel_task_amx;
 mod quant_blocks;
 mod weights;
 
+pub(crate) use activations::Input;
 pub use pack::{PackedPanels, WeightRows, WriteRow};
 pub use quant_blocks::{Q4Block, Q8Block};
 pub(crate) use weights::PACKED_LAYOUT;

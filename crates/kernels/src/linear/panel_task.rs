@@ -3,12 +3,12 @@
 use std::cell::Cell;
 use std::ops::Range;
 
+use super::activations::TaskOutput;
 #[cfg(target_arch = "x86_64")]
 use super::pack_amx;
 use super::quant_blocks::{BLOCK, BlockFormat, MultiplyRows, Unpack, X_WORDS, blocks_of};
 use super::weights::{Activation, Linear, Precision};
 use crate::cpu::Cpu;
-use crate::disjoint::DisjointMut;
 use crate::prefetch;
 use crate::scratch::{self, AlignedVec};
 #[cfg(target_arch = "x86_64")]
@@ -160,7 +160,7 @@ pub(super) struct PanelTask<'a> {
     /// Rows that are packed, as they lie there.
     #[cfg(target_arch = "x86_64")]
     pub(super) packed_rows: usize,
-    pub(super) y: &'a DisjointMut<'a, f32>,
+    pub(super) y: &'a TaskOutput<'a>,
     pub(super) epilogue: Epilogue,
     pub(super) rows: Range<usize>,
     pub(super) panels: Range<usize>,
@@ -348,7 +348,7 @@ impl PanelTask<'_> {
         let columns = self.panels.start * PANEL..(self.panels.end * PANEL).min(outputs);
         for (r, row) in self.strip(s).enumerate() {
             // SAFETY: these rows and panels belong to this task.
-            let y = unsafe { self.y.part(row * outputs + columns.start..row * outputs + columns.end) };
+            let y = unsafe { self.y.rows().part(row * outputs + columns.start..row * outputs + columns.end) };
             for (c, y) in (0..).step_by(S::LANES).zip(y.chunks_mut(S::LANES)) {
                 let cell = &cells[c / PANEL * self.blocking.cell() + r * PANEL + c % PANEL..][..S::LANES];
                 let n = y.len();
@@ -371,27 +371,50 @@ impl PanelTask<'_> {
     #[inline(always)]
     fn gated<S: Simd>(&self, simd: S, activation: Activation, s: usize, cells: &[f32]) {
         let width = self.w.outputs();
-        let columns = self.panels.start / 2 * PANEL..(self.panels.end / 2 * PANEL).min(width);
         for (r, row) in self.strip(s).enumerate() {
-            // SAFETY: these rows and panels belong to this task.
-            let y = unsafe { self.y.part(row * width + columns.start..row * width + columns.end) };
-            for (c, y) in (0..).step_by(S::LANES).zip(y.chunks_mut(S::LANES)) {
-                let at = c / PANEL * 2 * self.blocking.cell() + r * PANEL + c % PANEL;
-                let (gate, up) = (&cells[at..][..S::LANES], &cells[at + self.blocking.cell()..][..S::LANES]);
-                // SAFETY: both have LANES floats, `y` as many as it is long.
-                unsafe {
-                    let (mut gate, mut up) = (simd.load(gate.as_ptr()), simd.load(up.as_ptr()));
-                    if let Some(bias) = &self.w.bias {
-                        let bias = &bias[(self.panels.start + c / PANEL * 2) * PANEL + c % PANEL..];
-                        gate = simd.add(gate, simd.load(bias[..S::LANES].as_ptr()));
-                        up = simd.add(up, simd.load(bias[PANEL..][..S::LANES].as_ptr()));
-                    }
-                    let active = match activation {
-                        Activation::Silu => simd.silu(gate),
-                        Activation::GeluTanh => simd.gelu_tanh(gate),
-                    };
-                    store_part(simd, y.as_mut_ptr(), simd.mul(active, up), y.len());
+            for (i, cells) in cells.chunks_exact(2 * self.blocking.cell()).enumerate() {
+                let columns = self.gated_columns(i);
+                // SAFETY: these rows and panels belong to this task.
+                let y = unsafe { self.y.rows().part(row * width + columns.start..row * width + columns.end) };
+                self.gated_row(simd, activation, columns.start, cells, r, y);
+            }
+        }
+    }
+
+    /// The columns of y that the task's gate panel `i` and up panel `i` give.
+    pub(super) fn gated_columns(&self, i: usize) -> Range<usize> {
+        let first = (self.panels.start / 2 + i) * PANEL;
+        first..(first + PANEL).min(self.w.outputs())
+    }
+
+    /// y = activation(gate) · up of row `r` of a gate's cell and an up's, which give columns of y from `column` on.
+    #[inline(always)]
+    pub(super) fn gated_row<S: Simd>(
+        &self,
+        simd: S,
+        activation: Activation,
+        column: usize,
+        cells: &[f32],
+        r: usize,
+        y: &mut [f32],
+    ) {
+        let (gate, up) = cells.split_at(self.blocking.cell());
+        let (gate, up) = (&gate[r * PANEL..][..PANEL], &up[r * PANEL..][..PANEL]);
+        for (c, y) in (0..).step_by(S::LANES).zip(y.chunks_mut(S::LANES)) {
+            let (gate, up) = (&gate[c..][..S::LANES], &up[c..][..S::LANES]);
+            // SAFETY: both have LANES floats, `y` as many as it is long.
+            unsafe {
+                let (mut gate, mut up) = (simd.load(gate.as_ptr()), simd.load(up.as_ptr()));
+                if let Some(bias) = &self.w.bias {
+                    let bias = &bias[2 * column + c..];
+                    gate = simd.add(gate, simd.load(bias[..S::LANES].as_ptr()));
+                    up = simd.add(up, simd.load(bias[PANEL..][..S::LANES].as_ptr()));
                 }
+                let active = match activation {
+                    Activation::Silu => simd.silu(gate),
+                    Activation::GeluTanh => simd.gelu_tanh(gate),
+                };
+                store_part(simd, y.as_mut_ptr(), simd.mul(active, up), y.len());
             }
         }
     }

@@ -3,13 +3,15 @@
 
 use std::ptr::null;
 
+use super::activations::{PackedRows, TaskOutput};
 use super::pack_amx::{STEPS, STRIP, packed, parts};
-use super::panel_task::{Epilogue, PanelTask, UNPACKED};
-use super::weights::Precision;
+use super::panel_task::{Blocking, Epilogue, PanelTask, UNPACKED};
+use super::weights::{Activation, Precision};
+use crate::disjoint::DisjointMut;
 use crate::scratch;
 use crate::simd::amx::Tiles;
 use crate::simd::features::Amx;
-use crate::simd::pair_tiles::{PairUnit as _, SIDE, Square};
+use crate::simd::pair_tiles::{PairTiles as _, PairUnit as _, SIDE, Square, TILE};
 use crate::simd::{PANEL, Simd};
 
 impl PanelTask<'_> {
@@ -52,8 +54,42 @@ impl PanelTask<'_> {
                     }
                 }
                 if range.end == steps && !direct {
-                    self.finish(simd, s, cells);
+                    match (self.y, self.epilogue) {
+                        (&TaskOutput::Packed { ref words, to, first }, Epilogue::Gated(activation)) => {
+                            let at = PackedStrip { words, to, first: first + rows.start };
+                            self.gated_tiles((simd, amx), activation, s, cells, at);
+                        }
+                        _ => self.finish(simd, s, cells),
+                    }
                 }
+            }
+        }
+    }
+
+    /// Writes activation(gate) · up as tiles that the next product takes: each pair of panels gives one tile for 16 rows.
+    #[inline(always)]
+    fn gated_tiles<S: Simd>(
+        &self,
+        (simd, amx): (S, Amx),
+        activation: Activation,
+        s: usize,
+        cells: &[f32],
+        at: PackedStrip<'_>,
+    ) {
+        let rows = self.strip(s).len();
+        for (i, cells) in cells.chunks_exact(2 * self.blocking.cell()).enumerate() {
+            let columns = self.gated_columns(i);
+            for first in (0..rows).step_by(SIDE) {
+                // SAFETY: these rows and panels belong to this task.
+                let tile = unsafe { at.tile(first, columns.start / 2) };
+                let rows = (rows - first).min(SIDE);
+                for r in 0..rows {
+                    let mut row = [0.0; PANEL];
+                    let y = &mut row[..columns.len()];
+                    self.gated_row(simd, activation, columns.start, cells, first + r, y);
+                    amx.round_row(&row, 1.0, tile, r);
+                }
+                tile[rows * SIDE..].fill(0);
             }
         }
     }
@@ -68,7 +104,9 @@ impl PanelTask<'_> {
                 cell[..columns.len()].copy_from_slice(match &self.w.bias {
                     Some(bias) => &bias[columns.clone()],
                     // SAFETY: these rows and panels belong to this task.
-                    None => unsafe { self.y.part(row * width + columns.start..row * width + columns.end) },
+                    None => unsafe {
+                        self.y.rows().part(row * width + columns.start..row * width + columns.end)
+                    },
                 });
             }
         }
@@ -92,7 +130,7 @@ impl PanelTask<'_> {
     fn write(&self, tiles: &Tiles, part: PartialSum, row: usize, p: usize) {
         let (width, column) = (self.w.outputs, p * PANEL);
         let at = |row: usize| row * width + column;
-        let y = self.y.as_mut_ptr(at(row)..at(row + STRIP - 1) + PANEL);
+        let y = self.y.rows().as_mut_ptr(at(row)..at(row + STRIP - 1) + PANEL);
         let (from, from_stride) = match &self.w.bias {
             _ if self.epilogue == Epilogue::Add => (y.cast_const(), 4 * width),
             // Stride 0 reads the bias for every row.
@@ -104,6 +142,31 @@ impl PanelTask<'_> {
         unsafe {
             tiles.product_32([part.column(0), part.column(1)], part.weights.as_ptr(), part.blocks(), to)
         };
+    }
+}
+
+/// Where the rows of a strip lie among packed ones.
+struct PackedStrip<'a> {
+    words: &'a DisjointMut<'a, u32>,
+    to: PackedRows,
+    /// The first of all rows that lies there.
+    first: usize,
+}
+
+impl PackedStrip<'_> {
+    /// The tile of the strip's rows from `row` on and of 16 steps from `step` on.
+    ///
+    /// # Safety
+    /// No two tiles that are one may be alive at a time.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn tile(&self, row: usize, step: usize) -> &mut [u32] {
+        let Blocking { words, steps, .. } = self.to.blocking;
+        let start = step / steps * steps;
+        let part = start..(start + steps).min(words);
+        let column = packed(&part, self.to.blocking.width(self.to.rows), self.first + row, SIDE).start;
+        let at = column + (step - start) * SIDE;
+        // SAFETY: the caller's.
+        unsafe { self.words.part(at..at + TILE) }
     }
 }
 

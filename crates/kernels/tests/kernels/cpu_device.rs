@@ -9,7 +9,8 @@ use crate::{Rng, bits, cpus};
 const HIDDEN: usize = 96;
 const Q: usize = 64;
 const KV: usize = 32;
-const INTERMEDIATE: usize = 160;
+/// Two parts of a sum with tiles, the last panel not full.
+const INTERMEDIATE: usize = 600;
 const HEAD: usize = 16;
 
 /// One layer's weights.

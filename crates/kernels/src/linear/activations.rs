@@ -1,0 +1,160 @@
+//! Rows of activations that products take and give: rows of `f32`, or tiles as the next product reads them.
+
+use std::cell::Cell;
+use std::ops::Range;
+
+#[cfg(target_arch = "x86_64")]
+use super::panel_task::Blocking;
+use super::panel_task::MatmulPath;
+use super::weights::Linear;
+use crate::cpu::Cpu;
+use crate::device::Norm;
+use crate::disjoint::DisjointMut;
+use crate::scratch::{self, AlignedVec, ScratchGuard};
+
+thread_local! {
+    /// Rows between two products.
+    static ACTIVE: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
+}
+
+/// Rows that a product takes.
+#[derive(Clone, Copy)]
+pub(crate) enum Input<'a> {
+    /// Rows of `f32`, which are normed first where there is a norm.
+    Rows(&'a [f32], Option<Norm<'a>>),
+    /// Rows that are packed for this product, and their number.
+    #[cfg(target_arch = "x86_64")]
+    Packed(&'a [u32], usize),
+}
+
+impl Input<'_> {
+    /// Number of rows of `width`.
+    pub(super) fn rows(&self, width: usize) -> usize {
+        match self {
+            Input::Rows(x, _) => {
+                assert!(x.len().is_multiple_of(width), "x is m × {width}");
+                x.len() / width
+            }
+            #[cfg(target_arch = "x86_64")]
+            Input::Packed(_, rows) => *rows,
+        }
+    }
+}
+
+/// Where a product writes its rows.
+pub(super) enum Output<'a> {
+    Rows(&'a mut [f32]),
+    /// As the next product takes them.
+    #[cfg(target_arch = "x86_64")]
+    Packed(&'a mut [u32], PackedRows),
+}
+
+/// How the rows of an output are packed.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+pub(super) struct PackedRows {
+    /// The blocking of the product that takes them.
+    pub(super) blocking: Blocking,
+    pub(super) rows: usize,
+    pub(super) inputs: usize,
+}
+
+/// Where the tasks of a product write the rows that it computes at a time.
+pub(super) enum TaskOutput<'a> {
+    Rows(DisjointMut<'a, f32>),
+    /// These rows begin with row `first` of all.
+    #[cfg(target_arch = "x86_64")]
+    Packed {
+        words: DisjointMut<'a, u32>,
+        to: PackedRows,
+        first: usize,
+    },
+}
+
+impl<'a> TaskOutput<'a> {
+    /// Rows of `f32`.
+    ///
+    /// # Panics
+    /// If they are packed.
+    pub(super) fn rows(&self) -> &DisjointMut<'a, f32> {
+        match self {
+            TaskOutput::Rows(y) => y,
+            #[cfg(target_arch = "x86_64")]
+            TaskOutput::Packed { .. } => panic!("only gated products with tiles of AMX write packed rows"),
+        }
+    }
+}
+
+impl Output<'_> {
+    /// # Panics
+    /// If the output is not `m` rows of `width`.
+    pub(super) fn check(&self, m: usize, width: usize) {
+        match self {
+            Output::Rows(y) => assert_eq!(y.len(), m * width, "y is m × {width}"),
+            #[cfg(target_arch = "x86_64")]
+            Output::Packed(_, to) => {
+                assert_eq!((to.rows, to.inputs), (m, width), "the next product takes m × {width}")
+            }
+        }
+    }
+
+    /// Some of the rows, `width` each.
+    pub(super) fn of(&mut self, rows: Range<usize>, width: usize) -> TaskOutput<'_> {
+        match self {
+            Output::Rows(y) => {
+                TaskOutput::Rows(DisjointMut::new(&mut y[rows.start * width..rows.end * width]))
+            }
+            #[cfg(target_arch = "x86_64")]
+            Output::Packed(words, to) => {
+                TaskOutput::Packed { words: DisjointMut::new(words), to: *to, first: rows.start }
+            }
+        }
+    }
+}
+
+/// Rows between two products.
+pub(crate) struct Active {
+    words: ScratchGuard,
+    len: usize,
+    #[cfg(target_arch = "x86_64")]
+    packed: Option<PackedRows>,
+}
+
+impl Active {
+    /// Room for `rows` rows that `next` takes. Where it and the product before it, whose kernels are `path`, use tiles of AMX, the rows are
+    /// packed as `next` reads them.
+    pub(super) fn of(rows: usize, next: &Linear, cpu: &Cpu, path: MatmulPath) -> Active {
+        #[cfg(target_arch = "x86_64")]
+        if let (MatmulPath::Amx(_), to) = (path, Blocking::of(next, cpu, rows))
+            && let MatmulPath::Amx(_) = to.path
+        {
+            let len = to.words * to.width(rows);
+            let packed = Some(PackedRows { blocking: to, rows, inputs: next.inputs });
+            return Active { words: scratch::borrow(&ACTIVE, len), len, packed };
+        }
+        let len = rows * next.inputs;
+        Active {
+            words: scratch::borrow(&ACTIVE, len),
+            len,
+            #[cfg(target_arch = "x86_64")]
+            packed: None,
+        }
+    }
+
+    pub(super) fn output(&mut self) -> Output<'_> {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(to) = self.packed {
+            return Output::Packed(&mut self.words.as_u32_mut()[..self.len], to);
+        }
+        Output::Rows(&mut self.words.as_f32_mut()[..self.len])
+    }
+
+    /// The rows, for the product that takes them.
+    pub(crate) fn input(&self) -> Input<'_> {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(packed) = self.packed {
+            return Input::Packed(&self.words.as_u32()[..self.len], packed.rows);
+        }
+        Input::Rows(bytemuck::cast_slice(&self.words.as_u32()[..self.len]), None)
+    }
+}
