@@ -44,7 +44,7 @@ impl Input<'_> {
 /// Where a product writes its rows.
 pub(super) enum Output<'a> {
     Rows(&'a mut [f32]),
-    /// As the next product takes them.
+    /// Tiles, as the next product reads them.
     #[cfg(target_arch = "x86_64")]
     Packed(&'a mut [u32], PackedRows),
 }
@@ -55,14 +55,16 @@ pub(super) enum Output<'a> {
 pub(super) struct PackedRows {
     /// The blocking of the product that takes them.
     pub(super) blocking: Blocking,
+    /// Rows of the whole output.
     pub(super) rows: usize,
+    /// Columns of the output.
     pub(super) inputs: usize,
 }
 
 /// Where the tasks of a product write the rows that it computes at a time.
 pub(super) enum TaskOutput<'a> {
     Rows(DisjointMut<'a, f32>),
-    /// These rows begin with row `first` of all.
+    /// Tiles of all rows of the output; `first` is the index of the first row that is computed now.
     #[cfg(target_arch = "x86_64")]
     Packed {
         words: DisjointMut<'a, u32>,

@@ -149,7 +149,7 @@ impl PanelTask<'_> {
 struct PackedStrip<'a> {
     words: &'a DisjointMut<'a, u32>,
     to: PackedRows,
-    /// The first of all rows that lies there.
+    /// Index of the strip's first row among all packed rows.
     first: usize,
 }
 
@@ -157,7 +157,7 @@ impl PackedStrip<'_> {
     /// The tile of the strip's rows from `row` on and of 16 steps from `step` on.
     ///
     /// # Safety
-    /// No two tiles that are one may be alive at a time.
+    /// A tile may not be borrowed twice at a time.
     #[allow(clippy::mut_from_ref)]
     unsafe fn tile(&self, row: usize, step: usize) -> &mut [u32] {
         let Blocking { words, steps, .. } = self.to.blocking;
