@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
-use super::panel_task::Blocking;
-use super::panel_task::MatmulPath;
+use super::blocking::Blocking;
+use super::blocking::MatmulPath;
 use super::weights::Linear;
 use crate::cpu::Cpu;
 use crate::device::Norm;

@@ -6,10 +6,11 @@
 use std::cell::Cell;
 
 use super::activations::{Active, Input, Output, TaskOutput};
+use super::blocking::{Blocking, MatmulPath};
 use super::pack::PackStrip;
 #[cfg(target_arch = "x86_64")]
 use super::pack_amx;
-use super::panel_task::{Blocking, Epilogue, FEW_WORDS, MatmulPath, PanelTask};
+use super::panel_task::{Epilogue, FEW_WORDS, PanelTask};
 use super::quant_blocks::QuantizeRow;
 use super::weights::{Activation, Linear};
 use crate::cpu::Cpu;

@@ -1,9 +1,11 @@
 //! Products with prepacked weights.
 //!
 //! `weights` are the packed weights, `quant_blocks` their quantised blocks, `pack` packs them and activations (for AMX:
-//! `pack_amx`). `activations` are the rows that products take and give. `matmul` cuts a product into tasks, which `panel_task` computes (with AMX: `panel_task_amx`).
+//! `pack_amx`). `activations` are the rows that products take and give. `matmul` cuts a product into tasks, of the sizes that
+//! `blocking` tells, which `panel_task` computes (with AMX: `panel_task_amx`).
 
 mod activations;
+mod blocking;
 mod matmul;
 mod pack;
 #[cfg(target_arch = "x86_64")]

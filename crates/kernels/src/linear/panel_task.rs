@@ -1,29 +1,16 @@
-//! Tasks of a product: how its rows and steps are taken in blocks, and the kernels of a block.
+//! Tasks of a product: the kernels of a block of its rows and steps.
 
 use std::cell::Cell;
 use std::ops::Range;
 
 use super::activations::TaskOutput;
-#[cfg(target_arch = "x86_64")]
-use super::pack_amx;
-use super::quant_blocks::{BLOCK, BlockFormat, MultiplyRows, Unpack, X_WORDS, blocks_of};
+use super::blocking::{Blocking, MatmulPath};
+use super::quant_blocks::{MultiplyRows, Unpack, blocks_of};
 use super::weights::{Activation, Linear, Precision};
-use crate::cpu::Cpu;
 use crate::prefetch;
 use crate::scratch::{self, AlignedVec};
-#[cfg(target_arch = "x86_64")]
-use crate::simd::features::Amx;
-use crate::simd::{Kernel, PANEL, STRIP, Simd, Tile, load_part, store_part, strip_width};
+use crate::simd::{Kernel, PANEL, Simd, Tile, load_part, store_part};
 
-/// Steps of one block of the sum: a panel of 36 KiB (half where a step's activations take two words).
-const STEP_BLOCK: usize = 288;
-/// Panels that share a block of activations while it is in the second-level cache.
-const CHUNK: usize = 8;
-/// Most rows that are multiplied with quantised blocks as they are stored, where the CPU has no products of bytes that are faster than
-/// those of `bf16`.
-const Q8_ROWS: usize = 4;
-/// Most rows of a task with quantised blocks as they are stored: a block stays in registers while they pass.
-const Q8_TASK_ROWS: usize = 64;
 /// Most words of packed activations that are asked for as a whole before they are written or read: lines that come from another core one
 /// by one would take longer than the arithmetic.
 pub(super) const FEW_WORDS: usize = 4 << 10;
@@ -39,106 +26,6 @@ thread_local! {
     static WIDENED: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
     /// Results of a task.
     static CELLS: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
-}
-
-/// The kernels of a product.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum MatmulPath {
-    /// Tiles of 16 × 32 `bf16`.
-    #[cfg(target_arch = "x86_64")]
-    Amx(Amx),
-    /// Quantised blocks as they are stored, by activations of 8 bits. A row's bits do not depend on the other rows.
-    Q8Rows,
-    /// Strips of rows, weights of 16 or 32 outputs a vector.
-    Vector,
-}
-
-/// How rows are packed and taken in blocks.
-#[derive(Clone, Copy)]
-pub(super) struct Blocking {
-    pub(super) path: MatmulPath,
-    /// Rows of a strip.
-    pub(super) strip: usize,
-    /// Words of one packed row of activations.
-    pub(super) words: usize,
-    /// Rows of one task: with one block of the sum some 300 to 440 KB of activations.
-    pub(super) rows: usize,
-    /// Steps of one block of the sum.
-    pub(super) steps: usize,
-}
-
-impl Blocking {
-    pub(super) fn of(w: &Linear, cpu: &Cpu, m: usize) -> Blocking {
-        let fast = cpu.has_fast_byte_products(w.format == BlockFormat::Q4);
-        let bytes = m <= Q8_ROWS || cpu.is_batch_invariant() || fast;
-        if w.precision == Precision::Q8 && bytes {
-            let words = w.inputs.div_ceil(BLOCK) * X_WORDS;
-            let rows = m.clamp(Q8_ROWS, Q8_TASK_ROWS);
-            return Blocking { path: MatmulPath::Q8Rows, strip: rows, words, rows, steps: w.steps() };
-        }
-        #[cfg(target_arch = "x86_64")]
-        if let Some(token) = cpu.amx().filter(|_| w.precision != Precision::F32) {
-            let words = w.padded_steps();
-            let steps = pack_amx::part(words);
-            return Blocking {
-                path: MatmulPath::Amx(token),
-                strip: pack_amx::STRIP,
-                words,
-                rows: pack_amx::ROWS,
-                steps,
-            };
-        }
-        // Blocks are unpacked once for all rows of a task.
-        let more = if w.precision == Precision::Q8 { 4 } else { 1 };
-        let step_words = step_words(w.precision, cpu);
-        let (words, steps) = (w.steps() * step_words, STEP_BLOCK / step_words);
-        Blocking { path: MatmulPath::Vector, strip: STRIP, words, rows: 32 * STRIP * more, steps }
-    }
-
-    /// Most panels of one task on `m` rows.
-    pub(super) fn chunk(self, m: usize) -> usize {
-        match self.path {
-            #[cfg(target_arch = "x86_64")]
-            MatmulPath::Amx(_) => pack_amx::chunk(self.steps, self.words),
-            _ if m <= self.strip => 4 * CHUNK,
-            _ => CHUNK,
-        }
-    }
-
-    /// Rows that a strip of `rows` rows is packed with.
-    #[inline(always)]
-    pub(super) fn width(self, rows: usize) -> usize {
-        match self.path {
-            #[cfg(target_arch = "x86_64")]
-            MatmulPath::Amx(_) => rows.next_multiple_of(16),
-            MatmulPath::Q8Rows => rows,
-            MatmulPath::Vector => strip_width(rows),
-        }
-    }
-
-    /// Floats of the results of one panel for one strip.
-    #[inline(always)]
-    pub(super) fn cell(self) -> usize {
-        self.strip * PANEL
-    }
-}
-
-/// Words of a row's activations in one step.
-fn step_words(precision: Precision, cpu: &Cpu) -> usize {
-    struct PairWords;
-    impl Kernel for PairWords {
-        const PAIRS: bool = true;
-        type Output = usize;
-
-        #[inline(always)]
-        fn run<S: Simd>(self, _: S) -> usize {
-            S::PAIR_WORDS
-        }
-    }
-    match precision {
-        Precision::F32 => 1,
-        Precision::Bf16 | Precision::Q8 => cpu.run(PairWords),
-    }
 }
 
 /// Writes both inputs of each step of pairs (steps × 32) as `f32`, the even one first.

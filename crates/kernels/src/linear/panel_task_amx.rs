@@ -4,8 +4,9 @@
 use std::ptr::null;
 
 use super::activations::{PackedRows, TaskOutput};
+use super::blocking::Blocking;
 use super::pack_amx::{STEPS, STRIP, packed, parts};
-use super::panel_task::{Blocking, Epilogue, PanelTask, UNPACKED};
+use super::panel_task::{Epilogue, PanelTask, UNPACKED};
 use super::weights::{Activation, Precision};
 use crate::disjoint::DisjointMut;
 use crate::scratch;
