@@ -134,6 +134,8 @@ impl Active {
             let packed = Some(PackedRows { blocking: to, rows, inputs: next.inputs });
             return Active { words: scratch::borrow(&ACTIVE, len), len, packed };
         }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (cpu, path);
         let len = rows * next.inputs;
         Active {
             words: scratch::borrow(&ACTIVE, len),
