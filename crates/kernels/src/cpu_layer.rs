@@ -161,7 +161,8 @@ impl Cpu {
         });
     }
 
-    /// Calls `then` with the normalised rows, or with the rows themselves where there is no norm.
+    /// Calls `then` with the normalised rows, or with the rows themselves where there is no norm. Within a task, this thread normalises all of
+    /// them.
     pub(crate) fn normed(&self, x: &[f32], norm: Option<Norm<'_>>, then: impl FnOnce(&[f32])) {
         let Some(norm) = norm else { return then(x) };
         if x.len() <= FEW {

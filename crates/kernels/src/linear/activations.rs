@@ -41,7 +41,7 @@ impl Input<'_> {
     }
 }
 
-/// Where a product writes its rows.
+/// The rows that a product writes.
 pub(super) enum Output<'a> {
     Rows(&'a mut [f32]),
     /// Tiles, as the next product reads them.
@@ -61,7 +61,7 @@ pub(super) struct PackedRows {
     pub(super) inputs: usize,
 }
 
-/// Where the tasks of a product write the rows that it computes at a time.
+/// The part of an [`Output`] that the tasks of a product write at a time.
 pub(super) enum TaskOutput<'a> {
     Rows(DisjointMut<'a, f32>),
     /// Tiles of all rows of the output; `first` is the index of the first row that is computed now.

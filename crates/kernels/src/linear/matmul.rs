@@ -16,7 +16,6 @@ use super::weights::{Activation, Linear};
 use crate::cpu::Cpu;
 use crate::device::Norm;
 use crate::disjoint::DisjointMut;
-use crate::ops::RmsNorm;
 use crate::prefetch;
 use crate::scratch::{self, AlignedVec};
 use crate::simd::PANEL;
@@ -27,8 +26,6 @@ const PACKED: usize = 2 << 20;
 thread_local! {
     /// Packed activations.
     static X: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
-    /// Rows of a strip after their norm.
-    static NORMED: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
 }
 
 impl Cpu {
@@ -131,7 +128,7 @@ impl Cpu {
                 // SAFETY: row `r` belongs to task `r`.
                 let out = unsafe { packed.part(r * words..(r + 1) * words) };
                 let x = &x[r * w.inputs..(r + 1) * w.inputs];
-                self.normed_here(x, norm, |x| self.run(QuantizeRow { x, out }));
+                self.normed(x, norm, |x| self.run(QuantizeRow { x, out }));
             });
         }
         self.parallel_if(x.len() > 1 << 15, rows.div_ceil(strip), &|s| {
@@ -140,7 +137,7 @@ impl Cpu {
             let width = blocking.width(x.len() / w.inputs);
             #[cfg(target_arch = "x86_64")]
             if let MatmulPath::Amx(token) = blocking.path {
-                return self.normed_here(x, norm, |x| {
+                return self.normed(x, norm, |x| {
                     for part in pack_amx::parts(words, blocking.steps) {
                         let at = pack_amx::packed(&part, blocking.width(rows), s * strip, width);
                         // SAFETY: strip `s` belongs to task `s`.
@@ -150,19 +147,10 @@ impl Cpu {
             }
             // SAFETY: strip `s` belongs to task `s`.
             let dst = unsafe { packed.part(s * strip * words..(s * strip + width) * words) };
-            self.normed_here(x, norm, |x| {
+            self.normed(x, norm, |x| {
                 self.run(PackStrip { precision: w.precision, inputs: w.inputs, x, width, dst });
             });
         });
-    }
-
-    /// Calls `then` with the rows of a strip after their norm, which stay in this thread's caches.
-    fn normed_here(&self, x: &[f32], norm: Option<Norm<'_>>, then: impl FnOnce(&[f32])) {
-        let Some(Norm { weight, eps }) = norm else { return then(x) };
-        let mut normed = scratch::borrow(&NORMED, x.len());
-        let y = &mut normed.as_f32_mut()[..x.len()];
-        self.run(RmsNorm { x, weight, eps, y });
-        then(y);
     }
 
     fn multiply(

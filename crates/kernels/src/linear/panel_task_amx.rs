@@ -146,7 +146,7 @@ impl PanelTask<'_> {
     }
 }
 
-/// Where the rows of a strip lie among packed ones.
+/// A strip's place among the packed rows of an output.
 struct PackedStrip<'a> {
     words: &'a DisjointMut<'a, u32>,
     to: PackedRows,
