@@ -6,8 +6,10 @@ use std::sync::Arc;
 #[cfg(feature = "remote")]
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
 
 use tokio::runtime::Builder;
+use tokio::time::timeout;
 
 /// Nothing is done that Ctrl-C could stop: it ends the program.
 const IDLE: u8 = 0;
@@ -26,10 +28,17 @@ impl Interrupt {
     /// Hears Ctrl-C from now on.
     ///
     /// # Errors
-    /// If no thread can be started.
+    /// If no thread can be started, or the system refuses a signal handler.
     pub(crate) fn listen() -> io::Result<Interrupt> {
         let interrupt = Interrupt::default();
         let (state, runtime) = (interrupt.state.clone(), Builder::new_current_thread().enable_all().build()?);
+        // The handler stands before this returns: a line editor puts back the handler it found, and the default
+        // one ends the program.
+        if let Ok(refused) =
+            runtime.block_on(async { timeout(Duration::ZERO, tokio::signal::ctrl_c()).await })
+        {
+            refused?;
+        }
         let hear = move || {
             runtime.block_on(async {
                 while tokio::signal::ctrl_c().await.is_ok() {
