@@ -130,7 +130,8 @@ impl PanelTask<'_> {
             for first in self.panels.clone().step_by(group) {
                 let panels = first..(first + group).min(self.panels.end);
                 let weights = if blocks {
-                    self.unpack(simd, first, &range, &mut unpacked.as_u32_mut()[..range.len() * PANEL]);
+                    let out = &mut unpacked.as_u32_mut()[..range.len() * PANEL];
+                    Unpack { format: self.w.format, panel: self.blocks(first, &range), out }.run(simd);
                     unpacked.as_u32()
                 } else {
                     let words = self.w.panel_words();
@@ -153,12 +154,10 @@ impl PanelTask<'_> {
 }
 
 impl PanelTask<'_> {
-    /// Unpacks the steps `range` of a panel of blocks to pairs.
-    #[inline(always)]
-    pub(super) fn unpack<S: Simd>(&self, simd: S, panel: usize, range: &Range<usize>, out: &mut [u32]) {
+    /// The blocks that hold the steps `range` of a panel.
+    pub(super) fn blocks(&self, panel: usize, range: &Range<usize>) -> &[u32] {
         let (of, words) = (blocks_of(range), self.w.format.words());
-        let panel = &self.w.panel(panel)[of.start * words..of.end * words];
-        Unpack { format: self.w.format, panel, out }.run(simd);
+        &self.w.panel(panel)[of.start * words..of.end * words]
     }
 
     /// Rows of strip `s` of this task.

@@ -7,6 +7,7 @@ use super::activations::{PackedRows, TaskOutput};
 use super::blocking::Blocking;
 use super::pack_amx::{STEPS, STRIP, packed, parts};
 use super::panel_task::{Epilogue, PanelTask, UNPACKED};
+use super::quant_blocks::{BlockFormat, BlockProduct, PASSING, Pairs};
 use super::weights::{Activation, Precision};
 use crate::disjoint::DisjointMut;
 use crate::scratch;
@@ -23,17 +24,14 @@ impl PanelTask<'_> {
         let tiles = Tiles::configure(amx);
         let (steps, part, size) = (self.blocking.words, self.blocking.steps, self.blocking.cell());
         let blocks = self.w.precision == Precision::Q8;
-        let mut unpacked =
-            scratch::borrow(&UNPACKED, if blocks { self.panels.len() * part * PANEL } else { 0 });
+        // Panels are kept for the strips after the first.
+        let keep = strips > 1;
+        let room = if keep { self.panels.len() * part * PANEL } else { PASSING };
+        let mut unpacked = scratch::borrow(&UNPACKED, if blocks { room } else { 0 });
+        let unpacked = unpacked.as_u32_mut();
         for range in parts(steps, part) {
             let start = range.start;
             let length = range.len() * PANEL;
-            if blocks {
-                for (p, out) in self.panels.clone().zip(unpacked.as_u32_mut().chunks_exact_mut(length)) {
-                    self.unpack(simd, p, &range, out);
-                }
-            }
-            let unpacked = unpacked.as_u32();
             for s in 0..strips {
                 // The cells of a strip are free again once its whole sum is made.
                 let first = if part < steps { s } else { 0 } * self.panels.len() * size;
@@ -45,9 +43,18 @@ impl PanelTask<'_> {
                 let width = self.blocking.width(rows.len());
                 let x = &self.packed[packed(&range, self.packed_rows, rows.start, width)];
                 for (i, (p, cell)) in self.panels.clone().zip(cells.chunks_exact_mut(size)).enumerate() {
-                    let weights =
-                        if blocks { &unpacked[i * length..] } else { &self.w.panel(p)[start * PANEL..] };
-                    let part = PartialSum { x, weights: &weights[..length], steps: range.len() };
+                    let weights = if !blocks {
+                        Weights::Pairs(&self.w.panel(p)[start * PANEL..][..length])
+                    } else if s > 0 {
+                        Weights::Pairs(&unpacked[i * length..][..length])
+                    } else {
+                        let pairs = match keep {
+                            true => Pairs::Kept(&mut unpacked[i * length..][..length]),
+                            false => Pairs::Passing(unpacked),
+                        };
+                        Weights::Blocks(self.w.format, self.blocks(p, &range), pairs)
+                    };
+                    let part = PartialSum { x, weights, steps: range.len() };
                     if direct {
                         self.write(&tiles, part, rows.start, p)
                     } else {
@@ -139,10 +146,8 @@ impl PanelTask<'_> {
             None => (null(), 0),
         };
         let to = Square { c: y, stride: 4 * width, from, from_stride, next: y };
-        // SAFETY: the part's slices hold the tiles; these rows of this panel lie within y and belong to this task.
-        unsafe {
-            tiles.product_32([part.column(0), part.column(1)], part.weights.as_ptr(), part.blocks(), to)
-        };
+        // SAFETY: these rows of this panel lie within y and belong to this task.
+        unsafe { part.product(tiles, STRIP, to) }
     }
 }
 
@@ -176,37 +181,48 @@ struct PartialSum<'a> {
     /// The strip's tiles of these steps.
     x: &'a [u32],
     /// The panel's weights of these steps.
-    weights: &'a [u32],
+    weights: Weights<'a>,
     steps: usize,
+}
+
+enum Weights<'a> {
+    Pairs(&'a [u32]),
+    /// Blocks, which are unpacked to pairs.
+    Blocks(BlockFormat, &'a [u32], Pairs<'a>),
 }
 
 impl PartialSum<'_> {
     /// Writes the sums to a cell (32 × 32) of a strip of `rows` rows, or adds them to it.
     #[inline(always)]
-    fn cell(&self, tiles: &Tiles, rows: usize, add: bool, cell: &mut [f32]) {
+    fn cell(self, tiles: &Tiles, rows: usize, add: bool, cell: &mut [f32]) {
         let stride = PANEL * 4;
         let c = cell[..rows.next_multiple_of(SIDE) * PANEL].as_mut_ptr();
         // The cell of the next panel.
         let next = c.wrapping_add(STRIP * PANEL).cast_const();
         let from = if add { c.cast_const() } else { null() };
-        // SAFETY: the slices hold the tiles of these steps and the cell's rows.
+        // SAFETY: the cell has the rows.
+        unsafe { self.product(tiles, rows, Square { c, stride, from, from_stride: stride, next }) }
+    }
+
+    /// C (16 or 32 × 32) = initial values + the sums.
+    ///
+    /// # Safety
+    /// C and its initial values must be valid for as many rows as tiles have for `rows`, and no other thread may use them.
+    #[inline(always)]
+    unsafe fn product(self, tiles: &Tiles, rows: usize, to: Square) {
+        let blocks = self.steps / STEPS;
+        let column = |i: usize| self.x[i * self.steps * SIDE..][..self.steps * SIDE].as_ptr();
+        let a = [column(0), if rows > SIDE { column(1) } else { null() }];
+        // SAFETY: the slices hold the tiles of these steps, or their blocks, and the caller's.
         unsafe {
-            if rows > SIDE {
-                let to = Square { c, stride, from, from_stride: stride, next };
-                tiles.product_32([self.column(0), self.column(1)], self.weights.as_ptr(), self.blocks(), to);
-            } else {
-                tiles.product_16(self.column(0), self.weights.as_ptr(), self.blocks(), c, stride, add);
+            match self.weights {
+                Weights::Pairs(pairs) if rows > SIDE => tiles.product_32(a, pairs.as_ptr(), blocks, to),
+                Weights::Pairs(pairs) => tiles.product_16(a[0], pairs.as_ptr(), blocks, to),
+                Weights::Blocks(format, panel, pairs) => {
+                    let panel = panel.as_ptr();
+                    BlockProduct { a, format, panel, blocks, pairs, to }.run(tiles, rows);
+                }
             }
         }
-    }
-
-    /// Tiles along the steps.
-    fn blocks(&self) -> usize {
-        self.steps / STEPS
-    }
-
-    /// The tiles of the strip's first 16 rows, or of the others.
-    fn column(&self, i: usize) -> *const u32 {
-        self.x[i * self.steps * SIDE..][..self.steps * SIDE].as_ptr()
     }
 }

@@ -50,31 +50,24 @@ impl Tiles {
         Tiles(PhantomData)
     }
 
-    /// C (16 × 32) = A · B for 16 rows of A, added to C if `add`. `a`: `blocks` tiles; `b`: as in [`PairUnit::product_32`].
+    /// C (16 × 32) = initial values + A · B for 16 rows of A. `a`: `blocks` tiles; `b`: as in [`PairUnit::product_32`].
     ///
     /// # Safety
     /// As for [`PairUnit::product_32`].
     #[inline(always)]
-    pub(crate) unsafe fn product_16(
-        &self,
-        a: *const u32,
-        b: *const u32,
-        blocks: usize,
-        c: *mut f32,
-        stride: usize,
-        add: bool,
-    ) {
+    pub(crate) unsafe fn product_16(&self, a: *const u32, b: *const u32, blocks: usize, to: Square) {
+        let Square { c, stride, from, from_stride, .. } = to;
         // SAFETY: the caller's.
         unsafe {
             asm!(
-                "test {add:e}, {add:e}",
+                "test {f}, {f}",
                 "jnz 3f",
                 "tilezero tmm0",
                 "tilezero tmm1",
                 "jmp 2f",
                 "3:",
-                "tileloadd tmm0, [{c} + {cs}*1]",
-                "tileloadd tmm1, [{c} + {cs}*1 + 64]",
+                "tileloadd tmm0, [{f} + {fs}*1]",
+                "tileloadd tmm1, [{f} + {fs}*1 + 64]",
                 "2:",
                 "tileloadd tmm4, [{a} + {s64}*1]",
                 "tileloadd tmm6, [{b} + {s128}*1]",
@@ -92,9 +85,10 @@ impl Tiles {
                 n = inout(reg) blocks => _,
                 c = in(reg) c,
                 cs = in(reg) stride,
+                f = in(reg) from,
+                fs = in(reg) from_stride,
                 s64 = in(reg) 64usize,
                 s128 = in(reg) 128usize,
-                add = in(reg) u32::from(add),
                 out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
                 options(nostack),
             );

@@ -56,7 +56,7 @@ pub(in crate::linear) enum BlockFormat {
 
 impl BlockFormat {
     /// Words of a block of a panel.
-    pub(in crate::linear) fn words(self) -> usize {
+    pub(in crate::linear) const fn words(self) -> usize {
         match self {
             BlockFormat::Q8 => HALVES + QUADS * PANEL,
             BlockFormat::Q4 => 2 * HALVES + QUADS / 2 * PANEL,
