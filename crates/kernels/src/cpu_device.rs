@@ -12,10 +12,10 @@ use crate::cpu_tensors::{
 };
 use crate::device::{
     CacheHeads, CachedAttention, Device, Distance, FillRow, Floats, HeadKeys, KvBuffer, KvRows, LayerTail,
-    Norm, PackedLinear, QkNorms, Rotary, RowUnavailable, WeightMatrix,
+    Norm, PackedLinear, QkNorms, Rotary, RowUnavailable, WeightMatrix, parallel_each,
 };
 use crate::floats::CpuFloats;
-use crate::linear::{Input, Linear, PACKED_LAYOUT, PackedPanels};
+use crate::linear::{Input, Linear, Output, PACKED_LAYOUT, PackedPanels};
 use crate::ops::softmax;
 use crate::row_ops::mean;
 
@@ -24,6 +24,9 @@ const LOGIT_ROWS: usize = 64;
 /// Bytes of queries of rows that go through a layer together. Keys and values are packed again for the attention of each part, so that parts as
 /// small as all threads allow would cost 2 % of a small model's prefill.
 const PART_BYTES: usize = 6 << 20;
+
+/// Rows that a thread fills at a time: those of embeddings are dequantised by some microseconds of work each.
+const UPLOADED_ROWS: usize = 32;
 
 impl Device for Cpu {
     fn name(&self) -> String {
@@ -63,8 +66,11 @@ impl Device for Cpu {
     }
 
     fn upload_rows(&self, rows: usize, width: usize, row: &FillRow<'_>, x: &mut Floats) {
-        let x = resized(x, rows * width);
-        x.chunks_exact_mut(width).enumerate().for_each(|(index, x)| row(index, x));
+        let mut parts: Vec<_> = resized(x, rows * width).chunks_mut(UPLOADED_ROWS * width).collect();
+        parallel_each(self, &mut parts, &|part, x| {
+            let rows = x.chunks_exact_mut(width).enumerate();
+            rows.for_each(|(i, x)| row(part * UPLOADED_ROWS + i, x));
+        });
     }
 
     fn download(&self, x: &Floats, from: usize, out: &mut [f32]) {
@@ -170,7 +176,7 @@ impl Device for Cpu {
     fn logits(&self, x: &Floats, norm: Norm<'_>, w: &PackedLinear, out: &mut Vec<f32>) {
         let (x, w) = (floats(x), linear(w));
         out.resize(x.len() / norm.weight.len() * w.outputs(), 0.0);
-        self.project(w, Input::Rows(x, Some(norm)), out);
+        self.project(w, Input::Rows(x, Some(norm)), Output::Rows(out));
     }
 
     fn rope(&self, x: &mut Floats, heads: usize, head_dim: usize, rotary: Rotary<'_>) {

@@ -7,7 +7,7 @@ use crate::cpu::Cpu;
 use crate::cpu_layer::even_parts;
 use crate::device::{Experts, GatedMlp, LayerTail};
 use crate::disjoint::DisjointMut;
-use crate::linear::{Input, Linear};
+use crate::linear::{Input, Linear, Output};
 use crate::routing::Routing;
 use crate::scratch::{self, AlignedVec};
 
@@ -66,7 +66,7 @@ impl Cpu {
             let active = self.gated(gate_up, tail.activation, Input::Rows(gathered, None), down);
             // SAFETY: these routes belong to this task.
             let results = unsafe { parts.part(own.start * hidden..own.end * hidden) };
-            self.project(down, active.input(), results);
+            self.project(down, active.input(), Output::Rows(results));
         });
         y.fill(0.0);
         // A row's experts are added in ascending order, whatever rows there are beside it.

@@ -6,11 +6,11 @@ use std::ops::Range;
 use crate::cpu::Cpu;
 use crate::device::{GatedMlp, LayerTail, Mlp, Norm, QkNorms};
 use crate::disjoint::DisjointMut;
-use crate::linear::{Input, Linear};
+use crate::linear::{Input, Linear, Output};
 use crate::ops::{RmsNorm, Round};
 use crate::prefetch;
 use crate::scratch::{self, AlignedVec};
-use crate::simd::Elem;
+use crate::simd::{Elem, PANEL};
 
 /// Rows that a thread takes through several steps: their intermediate results stay in its caches.
 pub(crate) const BLOCK_ROWS: usize = 512;
@@ -28,7 +28,7 @@ const FEW: usize = 4 << 10;
 thread_local! {
     /// Rows after their norm.
     static NORMED: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
-    /// Rows of queries, keys and values.
+    /// Rows of keys and values, and of queries that do not lie apart.
     static WIDE: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
     /// A residual branch before its post-norm, or one row's keys after their norm.
     static BRANCH: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
@@ -91,7 +91,7 @@ impl Cpu {
         let Some(post) = post else { return self.project_add(w, input, x) };
         let mut branch = scratch::borrow(&BRANCH, x.len());
         let branch = &mut branch.as_f32_mut()[..x.len()];
-        self.project(w, input, branch);
+        self.project(w, input, Output::Rows(branch));
         self.add_normed(branch, Some(post), w.outputs(), x);
     }
 
@@ -124,24 +124,33 @@ impl Cpu {
         let rows = x.len() / hidden;
         let q_width = q.len() / rows.max(1);
         let kv_width = (width - q_width) / 2;
+        // Queries without a norm are written where they belong, if whole panels of the weights are theirs.
+        let apart = qk_norms.is_none() && q_width.is_multiple_of(PANEL);
+        let wide = if apart { width - q_width } else { width };
         let (q, k, v) = (DisjointMut::new(q), DisjointMut::new(k), DisjointMut::new(v));
         self.by_blocks(rows, width, &|r| {
-            let mut wide = scratch::borrow(&WIDE, r.len() * width);
-            let qkv = &mut wide.as_f32_mut()[..r.len() * width];
-            self.project(w, Input::Rows(&x[r.start * hidden..r.end * hidden], norm), qkv);
-            self.by_rows(r.len(), width, &|part| {
+            let mut scratch = scratch::borrow(&WIDE, r.len() * wide);
+            let qkv = &mut scratch.as_f32_mut()[..r.len() * wide];
+            let input = Input::Rows(&x[r.start * hidden..r.end * hidden], norm);
+            if apart {
+                // SAFETY: these rows belong to this block.
+                let first = unsafe { q.part(r.start * q_width..r.end * q_width) };
+                self.project(w, input, Output::Split { first, rest: qkv, at: q_width });
+            } else {
+                self.project(w, input, Output::Rows(qkv));
+            }
+            self.by_rows(r.len(), wide, &|part| {
                 for i in part {
-                    let (row, at) = (&qkv[i * width..(i + 1) * width], r.start + i);
+                    let (row, at) = (&qkv[i * wide..(i + 1) * wide], r.start + i);
                     // SAFETY: row `at` belongs to this task.
-                    let (q, k, v) = unsafe {
-                        (
-                            q.part(at * q_width..(at + 1) * q_width),
-                            k.part(at * kv_width..(at + 1) * kv_width),
-                            v.part(at * kv_width..(at + 1) * kv_width),
-                        )
+                    let (k, v) = unsafe {
+                        let columns = at * kv_width..(at + 1) * kv_width;
+                        (k.part(columns.clone()), v.part(columns))
                     };
-                    let (q_row, kv_row) = row.split_at(q_width);
+                    let (q_row, kv_row) = row.split_at(wide - 2 * kv_width);
                     let (k_row, v_row) = kv_row.split_at(kv_width);
+                    // SAFETY: as above; queries that lie apart have no columns here.
+                    let q = unsafe { q.part(at * q_width..at * q_width + q_row.len()) };
                     match qk_norms {
                         None => {
                             q.copy_from_slice(q_row);

@@ -11,6 +11,7 @@ use crate::cpu::Cpu;
 use crate::device::Norm;
 use crate::disjoint::DisjointMut;
 use crate::scratch::{self, AlignedVec, ScratchGuard};
+use crate::simd::PANEL;
 
 thread_local! {
     /// Rows between two products.
@@ -42,8 +43,14 @@ impl Input<'_> {
 }
 
 /// The rows that a product writes.
-pub(super) enum Output<'a> {
+pub(crate) enum Output<'a> {
     Rows(&'a mut [f32]),
+    /// Rows whose first `at` columns, a multiple of a panel's, lie apart from the rest.
+    Split {
+        first: &'a mut [f32],
+        rest: &'a mut [f32],
+        at: usize,
+    },
     /// Tiles, as the next product reads them.
     #[cfg(target_arch = "x86_64")]
     Packed(&'a mut [u32], PackedRows),
@@ -52,7 +59,7 @@ pub(super) enum Output<'a> {
 /// How the rows of an output are packed.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
-pub(super) struct PackedRows {
+pub(crate) struct PackedRows {
     /// The blocking of the product that takes them.
     pub(super) blocking: Blocking,
     /// Rows of the whole output.
@@ -63,7 +70,7 @@ pub(super) struct PackedRows {
 
 /// The part of an [`Output`] that the tasks of a product write at a time.
 pub(super) enum TaskOutput<'a> {
-    Rows(DisjointMut<'a, f32>),
+    Rows(TaskRows<'a>),
     /// Tiles of all rows of the output; `first` is the index of the first row that is computed now.
     #[cfg(target_arch = "x86_64")]
     Packed {
@@ -78,12 +85,65 @@ impl<'a> TaskOutput<'a> {
     ///
     /// # Panics
     /// If they are packed.
-    pub(super) fn rows(&self) -> &DisjointMut<'a, f32> {
+    pub(super) fn rows(&self) -> &TaskRows<'a> {
         match self {
             TaskOutput::Rows(y) => y,
             #[cfg(target_arch = "x86_64")]
             TaskOutput::Packed { .. } => panic!("only gated products with tiles of AMX write packed rows"),
         }
+    }
+}
+
+/// Rows of `f32`, in one matrix or with the columns after the first ones in another.
+pub(super) struct TaskRows<'a> {
+    first: Matrix<'a>,
+    rest: Option<Matrix<'a>>,
+}
+
+struct Matrix<'a> {
+    y: DisjointMut<'a, f32>,
+    width: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// Some of the rows, `width` each.
+    fn of(y: &'a mut [f32], rows: Range<usize>, width: usize) -> Matrix<'a> {
+        Matrix { y: DisjointMut::new(&mut y[rows.start * width..rows.end * width]), width }
+    }
+}
+
+impl TaskRows<'_> {
+    /// The matrix that has these columns, and the first one's index there.
+    #[inline(always)]
+    fn at(&self, columns: &Range<usize>) -> (&Matrix<'_>, usize) {
+        let (of, start) = match &self.rest {
+            Some(rest) if columns.start >= self.first.width => (rest, columns.start - self.first.width),
+            _ => (&self.first, columns.start),
+        };
+        assert!(start + columns.len() <= of.width, "the columns {columns:?} lie in one matrix");
+        (of, start)
+    }
+
+    /// Columns of row `row`, which lie in one matrix.
+    ///
+    /// # Safety
+    /// As for [`DisjointMut::part`].
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)]
+    pub(super) unsafe fn part(&self, row: usize, columns: Range<usize>) -> &mut [f32] {
+        let (of, start) = self.at(&columns);
+        let at = row * of.width + start;
+        // SAFETY: the caller's.
+        unsafe { of.y.part(at..at + columns.len()) }
+    }
+
+    /// Where columns of the rows `rows`, which lie in one matrix, begin, and the bytes from row to row.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(super) fn as_mut_ptr(&self, rows: Range<usize>, columns: Range<usize>) -> (*mut f32, usize) {
+        let (of, start) = self.at(&columns);
+        let last = (rows.end - 1) * of.width + start + columns.len();
+        (of.y.as_mut_ptr(rows.start * of.width + start..last), of.width * size_of::<f32>())
     }
 }
 
@@ -93,6 +153,10 @@ impl Output<'_> {
     pub(super) fn check(&self, m: usize, width: usize) {
         match self {
             Output::Rows(y) => assert_eq!(y.len(), m * width, "y is m × {width}"),
+            Output::Split { first, rest, at } => {
+                assert!(at.is_multiple_of(PANEL) && *at <= width, "the first columns are whole panels");
+                assert_eq!((first.len(), rest.len()), (m * *at, m * (width - *at)), "y is m × {width}");
+            }
             #[cfg(target_arch = "x86_64")]
             Output::Packed(_, to) => {
                 assert_eq!((to.rows, to.inputs), (m, width), "the next product takes m × {width}")
@@ -103,9 +167,11 @@ impl Output<'_> {
     /// Some of the rows, `width` each.
     pub(super) fn of(&mut self, rows: Range<usize>, width: usize) -> TaskOutput<'_> {
         match self {
-            Output::Rows(y) => {
-                TaskOutput::Rows(DisjointMut::new(&mut y[rows.start * width..rows.end * width]))
-            }
+            Output::Rows(y) => TaskOutput::Rows(TaskRows { first: Matrix::of(y, rows, width), rest: None }),
+            Output::Split { first, rest, at } => TaskOutput::Rows(TaskRows {
+                first: Matrix::of(first, rows.clone(), *at),
+                rest: Some(Matrix::of(rest, rows, width - *at)),
+            }),
             #[cfg(target_arch = "x86_64")]
             Output::Packed(words, to) => {
                 TaskOutput::Packed { words: DisjointMut::new(words), to: *to, first: rows.start }

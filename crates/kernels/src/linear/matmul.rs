@@ -34,7 +34,7 @@ impl Cpu {
     /// # Panics
     /// If the lengths do not fit, or the weights are gate and up projections.
     pub fn linear(&self, w: &Linear, x: &[f32], y: &mut [f32]) {
-        self.project(w, Input::Rows(x, None), y);
+        self.project(w, Input::Rows(x, None), Output::Rows(y));
     }
 
     /// y += x · Wᵀ + b, as in [`Cpu::linear`] (residual connection).
@@ -55,9 +55,9 @@ impl Cpu {
     }
 
     /// y = input · Wᵀ + b
-    pub(crate) fn project(&self, w: &Linear, input: Input<'_>, y: &mut [f32]) {
+    pub(crate) fn project(&self, w: &Linear, input: Input<'_>, y: Output<'_>) {
         assert!(w.gate_up.is_none(), "gate and up projections are for `linear_gated`");
-        self.product(w, input, Output::Rows(y), Epilogue::Store);
+        self.product(w, input, y, Epilogue::Store);
     }
 
     /// y += input · Wᵀ + b

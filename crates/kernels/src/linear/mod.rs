@@ -16,7 +16,7 @@ mod panel_task_amx;
 mod quant_blocks;
 mod weights;
 
-pub(crate) use activations::Input;
+pub(crate) use activations::{Input, Output};
 pub use pack::{PackedPanels, WeightRows, WriteRow};
 pub use quant_blocks::{Q4Block, Q8Block};
 pub(crate) use weights::PACKED_LAYOUT;

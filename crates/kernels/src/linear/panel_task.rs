@@ -230,38 +230,44 @@ impl PanelTask<'_> {
 
     #[inline(always)]
     fn store<S: Simd>(&self, simd: S, s: usize, cells: &[f32]) {
-        let (outputs, whole) = (self.w.outputs, self.begins());
-        let columns = self.panels.start * PANEL..(self.panels.end * PANEL).min(outputs);
+        let whole = self.begins();
         for (r, row) in self.strip(s).enumerate() {
-            // SAFETY: these rows and panels belong to this task.
-            let y = unsafe { self.y.rows().part(row * outputs + columns.start..row * outputs + columns.end) };
-            for (c, y) in (0..).step_by(S::LANES).zip(y.chunks_mut(S::LANES)) {
-                let cell = &cells[c / PANEL * self.blocking.cell() + r * PANEL + c % PANEL..][..S::LANES];
-                let n = y.len();
-                // SAFETY: `cell` has LANES floats, `y` has `n`, and so has the bias from here on.
-                unsafe {
-                    let mut v = simd.load(cell.as_ptr());
-                    if let Some(bias) = self.w.bias.as_ref().filter(|_| !whole) {
-                        v = simd.add(v, load_part(simd, bias[columns.start + c..].as_ptr(), n));
+            for (p, cell) in self.panels.clone().zip(cells.chunks_exact(self.blocking.cell())) {
+                let columns = self.columns(p);
+                // SAFETY: these rows and panels belong to this task.
+                let y = unsafe { self.y.rows().part(row, columns.clone()) };
+                for (c, y) in (0..).step_by(S::LANES).zip(y.chunks_mut(S::LANES)) {
+                    let cell = &cell[r * PANEL + c..][..S::LANES];
+                    let n = y.len();
+                    // SAFETY: `cell` has LANES floats, `y` has `n`, and so has the bias from here on.
+                    unsafe {
+                        let mut v = simd.load(cell.as_ptr());
+                        if let Some(bias) = self.w.bias.as_ref().filter(|_| !whole) {
+                            v = simd.add(v, load_part(simd, bias[columns.start + c..].as_ptr(), n));
+                        }
+                        if self.epilogue == Epilogue::Add && !whole {
+                            v = simd.add(v, load_part(simd, y.as_ptr(), n));
+                        }
+                        store_part(simd, y.as_mut_ptr(), v, n);
                     }
-                    if self.epilogue == Epilogue::Add && !whole {
-                        v = simd.add(v, load_part(simd, y.as_ptr(), n));
-                    }
-                    store_part(simd, y.as_mut_ptr(), v, n);
                 }
             }
         }
     }
 
+    /// The outputs of panel `p`.
+    pub(super) fn columns(&self, p: usize) -> Range<usize> {
+        p * PANEL..((p + 1) * PANEL).min(self.w.outputs)
+    }
+
     /// y = activation(gate) · up, from interleaved panels.
     #[inline(always)]
     fn gated<S: Simd>(&self, simd: S, activation: Activation, s: usize, cells: &[f32]) {
-        let width = self.w.outputs();
         for (r, row) in self.strip(s).enumerate() {
             for (i, cells) in cells.chunks_exact(2 * self.blocking.cell()).enumerate() {
                 let columns = self.gated_columns(i);
                 // SAFETY: these rows and panels belong to this task.
-                let y = unsafe { self.y.rows().part(row * width + columns.start..row * width + columns.end) };
+                let y = unsafe { self.y.rows().part(row, columns.clone()) };
                 self.gated_row(simd, activation, columns.start, cells, r, y);
             }
         }

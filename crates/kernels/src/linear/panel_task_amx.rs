@@ -37,9 +37,6 @@ impl PanelTask<'_> {
                 let first = if part < steps { s } else { 0 } * self.panels.len() * size;
                 let cells = &mut cells[first..][..self.panels.len() * size];
                 let (rows, direct) = (self.strip(s), self.direct(s));
-                if start == 0 && !direct && self.begins() {
-                    self.begin(s, cells);
-                }
                 let width = self.blocking.width(rows.len());
                 let x = &self.packed[packed(&range, self.packed_rows, rows.start, width)];
                 for (i, (p, cell)) in self.panels.clone().zip(cells.chunks_exact_mut(size)).enumerate() {
@@ -55,10 +52,18 @@ impl PanelTask<'_> {
                         Weights::Blocks(self.w.format, self.blocks(p, &range), pairs)
                     };
                     let part = PartialSum { x, weights, steps: range.len() };
-                    if direct {
-                        self.write(&tiles, part, rows.start, p)
-                    } else {
-                        part.cell(&tiles, rows.len(), start > 0 || self.begins(), cell)
+                    let initial = if start > 0 { Initial::Cell } else { self.initial(s, p, cell) };
+                    // SAFETY: these rows of this panel belong to this task.
+                    unsafe {
+                        if direct {
+                            let y = self.y.rows().as_mut_ptr(rows.clone(), self.columns(p));
+                            part.product(&tiles, rows.len(), initial.square(y, y.0));
+                        } else {
+                            // The cell of the next panel.
+                            let next = cell.as_ptr().wrapping_add(STRIP * PANEL);
+                            let c = (cell.as_mut_ptr(), PANEL * size_of::<f32>());
+                            part.product(&tiles, rows.len(), initial.square(c, next));
+                        }
                     }
                 }
                 if range.end == steps && !direct {
@@ -102,22 +107,33 @@ impl PanelTask<'_> {
         }
     }
 
-    /// Fills the cells of a strip with the initial values of its sums.
-    fn begin(&self, s: usize, cells: &mut [f32]) {
-        let width = self.w.outputs;
-        for (p, cell) in self.panels.clone().zip(cells.chunks_exact_mut(self.blocking.cell())) {
-            let columns = p * PANEL..((p + 1) * PANEL).min(width);
-            for (row, cell) in self.strip(s).zip(cell.chunks_exact_mut(PANEL)) {
-                cell[columns.len()..].fill(0.0);
-                cell[..columns.len()].copy_from_slice(match &self.w.bias {
-                    Some(bias) => &bias[columns.clone()],
-                    // SAFETY: these rows and panels belong to this task.
-                    None => unsafe {
-                        self.y.rows().part(row * width + columns.start..row * width + columns.end)
-                    },
-                });
-            }
+    /// Initial values of the sums of strip `s` and panel `p`: where they lie, or written to their cell if not all of it is rows and columns
+    /// of y.
+    #[inline(always)]
+    fn initial(&self, s: usize, p: usize, cell: &mut [f32]) -> Initial {
+        let (rows, columns) = (self.strip(s), self.columns(p));
+        if !self.begins() {
+            return Initial::Zeros;
         }
+        if rows.len() == STRIP && columns.len() == PANEL {
+            return match &self.w.bias {
+                // Stride 0 reads the bias for every row.
+                Some(bias) => Initial::At(bias[columns].as_ptr(), 0),
+                None => {
+                    let (y, stride) = self.y.rows().as_mut_ptr(rows, columns);
+                    Initial::At(y, stride)
+                }
+            };
+        }
+        for (row, cell) in rows.zip(cell.chunks_exact_mut(PANEL)) {
+            cell[columns.len()..].fill(0.0);
+            cell[..columns.len()].copy_from_slice(match &self.w.bias {
+                Some(bias) => &bias[columns.clone()],
+                // SAFETY: these rows and panels belong to this task.
+                None => unsafe { self.y.rows().part(row, columns.clone()) },
+            });
+        }
+        Initial::Cell
     }
 
     /// Whether the sums of strip `s` are computed in y itself, without an epilogue. Sums of several parts are not: rows of y lie so far
@@ -132,22 +148,26 @@ impl PanelTask<'_> {
         };
         one_part && simple && self.strip(s).len() == STRIP && self.panels.end * PANEL <= self.w.outputs
     }
+}
 
-    /// Computes the sums of panel `p` in y, from row `row` on.
-    #[inline(always)]
-    fn write(&self, tiles: &Tiles, part: PartialSum, row: usize, p: usize) {
-        let (width, column) = (self.w.outputs, p * PANEL);
-        let at = |row: usize| row * width + column;
-        let y = self.y.rows().as_mut_ptr(at(row)..at(row + STRIP - 1) + PANEL);
-        let (from, from_stride) = match &self.w.bias {
-            _ if self.epilogue == Epilogue::Add => (y.cast_const(), 4 * width),
-            // Stride 0 reads the bias for every row.
-            Some(bias) => (bias[column..][..PANEL].as_ptr(), 0),
-            None => (null(), 0),
+/// Initial values of 32 × 32 sums.
+enum Initial {
+    Zeros,
+    /// Those where the sums go.
+    Cell,
+    /// Those from an address on, and the bytes from row to row.
+    At(*const f32, usize),
+}
+
+impl Initial {
+    /// Sums that go where `c` tells, with the bytes from row to row.
+    fn square(self, (c, stride): (*mut f32, usize), next: *const f32) -> Square {
+        let (from, from_stride) = match self {
+            Initial::Zeros => (null(), 0),
+            Initial::Cell => (c.cast_const(), stride),
+            Initial::At(from, stride) => (from, stride),
         };
-        let to = Square { c: y, stride: 4 * width, from, from_stride, next: y };
-        // SAFETY: these rows of this panel lie within y and belong to this task.
-        unsafe { part.product(tiles, STRIP, to) }
+        Square { c, stride, from, from_stride, next }
     }
 }
 
@@ -192,18 +212,6 @@ enum Weights<'a> {
 }
 
 impl PartialSum<'_> {
-    /// Writes the sums to a cell (32 × 32) of a strip of `rows` rows, or adds them to it.
-    #[inline(always)]
-    fn cell(self, tiles: &Tiles, rows: usize, add: bool, cell: &mut [f32]) {
-        let stride = PANEL * 4;
-        let c = cell[..rows.next_multiple_of(SIDE) * PANEL].as_mut_ptr();
-        // The cell of the next panel.
-        let next = c.wrapping_add(STRIP * PANEL).cast_const();
-        let from = if add { c.cast_const() } else { null() };
-        // SAFETY: the cell has the rows.
-        unsafe { self.product(tiles, rows, Square { c, stride, from, from_stride: stride, next }) }
-    }
-
     /// C (16 or 32 × 32) = initial values + the sums.
     ///
     /// # Safety
