@@ -28,6 +28,7 @@ use crate::prefetch;
 use crate::scratch;
 use crate::simd::pair_tiles::{PairTiles, PairUnit as _, SIDE, Scores, TILE, Values};
 use crate::simd::tile_weights::TileWeights;
+use crate::simd::whole_tiles::pack_whole_tiles;
 use crate::simd::{Elem, KEYS, Kernel, Simd};
 
 /// Query heads of a KV head that fit a block.
@@ -78,7 +79,7 @@ pub(super) struct PackKeysValues<'a, E, T> {
     pub(super) out: &'a mut [u32],
 }
 
-impl<E: Elem, T: PairTiles> Kernel for PackKeysValues<'_, E, T> {
+impl<'a, E: Elem, T: PairTiles> Kernel for PackKeysValues<'a, E, T> {
     type Output = ();
 
     #[inline(always)]
@@ -86,6 +87,10 @@ impl<E: Elem, T: PairTiles> Kernel for PackKeysValues<'_, E, T> {
         let PackKeysValues { token, shape, k, v, slots, out } = self;
         let (d, first) = (shape.head_dim, slots.start / KEYS * KEYS);
         let (keys_out, values_out) = out.split_at_mut(KEYS / SIDE * shape.deep() * TILE);
+        if slots.len() == KEYS && d.is_multiple_of(2 * SIDE) {
+            let of = |rows: &'a [E]| &rows[slots.start * d..slots.end * d];
+            return pack_whole_tiles(token, [of(k), of(v)], d, AHEAD, [keys_out, values_out]);
+        }
         if slots.len() < KEYS {
             keys_out.fill(0);
         }

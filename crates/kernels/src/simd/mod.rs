@@ -27,6 +27,8 @@ mod tile;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod tile_weights;
 mod vector;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod whole_tiles;
 
 #[cfg(target_arch = "aarch64")]
 pub(crate) use arm_features::Neon;

@@ -321,7 +321,7 @@ unsafe fn round_row<E: Elem>(features: Features, src: &[E], factor: f32, dst: *m
 /// # Safety
 /// both must be valid for a tile.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-unsafe fn transpose(features: Features, src: *const u32, dst: *mut u32, stride: usize) {
+pub(super) unsafe fn transpose(features: Features, src: *const u32, dst: *mut u32, stride: usize) {
     // SAFETY: the caller's; words are moved as they are.
     unsafe { Avx512::widening(features).transpose(src.cast(), SIDE, dst.cast(), stride, SIDE) }
 }
