@@ -61,12 +61,11 @@ impl Case {
 /// All cases, in the order of the table.
 pub(crate) fn cases() -> Vec<Case> {
     let mut all = Vec::new();
-    for shapes in [
-        [(2048, 576, 1536), (256, 4096, 14336), (2048, 4096, 14336)],
-        [(1, 4096, 14336), (1, 576, 1536), (1, 576, 49152)],
-    ] {
+    let many = [(2048, 576, 1536), (32, 4096, 14336), (256, 4096, 14336), (2048, 4096, 14336)];
+    let one = [(1, 4096, 14336), (1, 576, 1536), (1, 576, 49152)];
+    for shapes in [&many[..], &one] {
         for weights in Weights::ALL {
-            all.extend(shapes.map(|shape| product(weights, shape)));
+            all.extend(shapes.iter().map(|shape| product(weights, *shape)));
         }
     }
     for precision in [Precision::Bf16, Precision::F32] {
