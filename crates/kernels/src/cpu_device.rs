@@ -12,7 +12,7 @@ use crate::cpu_tensors::{
 };
 use crate::device::{
     CacheHeads, CachedAttention, Device, Distance, FillRow, Floats, HeadKeys, KvBuffer, KvRows, LayerTail,
-    Norm, PackedLinear, QkNorms, Rotary, RowUnavailable, WeightMatrix, parallel_each,
+    Norm, PackedLinear, QkNorms, Rotary, RowUnavailable, WeightMatrix,
 };
 use crate::floats::CpuFloats;
 use crate::linear::{Input, Linear, Output, PACKED_LAYOUT, PackedPanels};
@@ -24,9 +24,6 @@ const LOGIT_ROWS: usize = 64;
 /// Bytes of queries of rows that go through a layer together. Keys and values are packed again for the attention of each part, so that parts as
 /// small as all threads allow would cost 2 % of a small model's prefill.
 const PART_BYTES: usize = 6 << 20;
-
-/// Rows that a thread fills at a time: those of embeddings are dequantised by some microseconds of work each.
-const UPLOADED_ROWS: usize = 32;
 
 impl Device for Cpu {
     fn name(&self) -> String {
@@ -66,11 +63,7 @@ impl Device for Cpu {
     }
 
     fn upload_rows(&self, rows: usize, width: usize, row: &FillRow<'_>, x: &mut Floats) {
-        let mut parts: Vec<_> = resized(x, rows * width).chunks_mut(UPLOADED_ROWS * width).collect();
-        parallel_each(self, &mut parts, &|part, x| {
-            let rows = x.chunks_exact_mut(width).enumerate();
-            rows.for_each(|(i, x)| row(part * UPLOADED_ROWS + i, x));
-        });
+        self.fill_rows(width, row, resized(x, rows * width));
     }
 
     fn download(&self, x: &Floats, from: usize, out: &mut [f32]) {

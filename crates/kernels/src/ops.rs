@@ -4,6 +4,7 @@ use half::{bf16, f16};
 
 use crate::buffer::{Buffer, Slice};
 use crate::cpu::Cpu;
+use crate::device::FillRow;
 use crate::disjoint::DisjointMut;
 use crate::isa;
 use crate::simd::{Elem, Kernel, Simd, load_part, store_part};
@@ -307,6 +308,16 @@ impl Cpu {
                 self.run(Place { to, src, dst, tokens: 0..tokens, heads: h..h + 1 });
             });
         }
+    }
+
+    /// Rows of `width`, each filled by `row`, which gets its index.
+    pub(crate) fn fill_rows(&self, width: usize, row: &FillRow<'_>, out: &mut [f32]) {
+        let rows = out.len() / width;
+        let out = DisjointMut::new(out);
+        self.by_rows(rows, width, &|r| {
+            // SAFETY: row `i` belongs to this task.
+            r.for_each(|i| row(i, unsafe { out.part(i * width..(i + 1) * width) }));
+        });
     }
 
     /// dst (rows.len() × width) = src\[rows\].

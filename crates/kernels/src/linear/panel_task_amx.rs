@@ -107,8 +107,8 @@ impl PanelTask<'_> {
         }
     }
 
-    /// Initial values of the sums of strip `s` and panel `p`: where they lie, or written to their cell if not all of it is rows and columns
-    /// of y.
+    /// Initial values of the sums of strip `s` and panel `p`. Tiles load them where they lie; if y has not all of the 32 rows and columns, they are written to
+    /// the cell first.
     #[inline(always)]
     fn initial(&self, s: usize, p: usize, cell: &mut [f32]) -> Initial {
         let (rows, columns) = (self.strip(s), self.columns(p));
@@ -153,9 +153,9 @@ impl PanelTask<'_> {
 /// Initial values of 32 × 32 sums.
 enum Initial {
     Zeros,
-    /// Those where the sums go.
+    /// They lie where the sums go.
     Cell,
-    /// Those from an address on, and the bytes from row to row.
+    /// Where they lie, and the bytes from row to row.
     At(*const f32, usize),
 }
 

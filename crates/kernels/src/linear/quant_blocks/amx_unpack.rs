@@ -6,9 +6,9 @@
 //! Bytes of q become floats as part of their bits: 0x43qq0000 is 128 + q for a q of up to seven bits, and 0x4700qq00 is 32,768 + q. A lane holds one weight and its neighbour the next input's of the same output, so that the conversion of two vectors
 //! gives pairs in their order.
 //!
-//! Operands: `b` is the block, `write` is where its steps go; `p0` to `p3` hold the [`bytes`] of both pairs of inputs for the first eight outputs and the
-//! others in turn, `o0` and `o1` their [`OUTPUTS`], `zero`, `excess` and `byte` are of [`Floats`]; `s0`, `s1`, `m0`, `m1`, `v0` to `v3` and `w` are changed, and
-//! for four bits `low`, beside the mask `nibbles`.
+//! Operands: `b` is the block, and its steps go to `write`. `p0` and `p1` are the [`bytes`] of the first two inputs of a word, for eight outputs each, `p2` and
+//! `p3` those of the other two; `o0` and `o1` are the [`OUTPUTS`]; `zero`, `excess` and `byte` are of [`Floats`]; `s0`, `s1`, `m0`, `m1`, `v0` to `v3` and `w` are
+//! changed. Blocks of four bits need the mask `nibbles`, and change `low`.
 
 use super::format::BlockFormat;
 
@@ -33,14 +33,14 @@ impl Floats {
     }
 }
 
-/// Outputs, among 16, of the lanes of two vectors that hold two inputs of eight outputs each.
+/// Lanes of two vectors, each with two inputs of eight outputs: the index of the output among 16.
 pub(super) const OUTPUTS: [[u32; 16]; 2] = [
     [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7],
     [8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15],
 ];
 
-/// Indices of the bytes, among the 64 of 16 outputs and four inputs, that become byte `byte` of the lanes of vector `half`: its outputs' inputs
-/// 2 · `pair` and 2 · `pair` + 1.
+/// The permutation that takes bytes of 16 words, each of four inputs of an output, to byte `byte` of the lanes of vector `half`: inputs 2 · `pair` and
+/// 2 · `pair` + 1 of its outputs.
 pub(super) const fn bytes(half: usize, pair: usize, byte: usize) -> [u8; 64] {
     let (mut bytes, mut lane) = ([0; 64], 0);
     while lane < 16 {
