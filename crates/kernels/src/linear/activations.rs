@@ -127,7 +127,7 @@ impl TaskRows<'_> {
     /// Columns of row `row`, which lie in one matrix.
     ///
     /// # Safety
-    /// As for [`DisjointMut::part`].
+    /// No two parts that overlap may be alive at the same time.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
     pub(super) unsafe fn part(&self, row: usize, columns: Range<usize>) -> &mut [f32] {
@@ -137,7 +137,7 @@ impl TaskRows<'_> {
         unsafe { of.y.part(at..at + columns.len()) }
     }
 
-    /// Where columns of the rows `rows`, which lie in one matrix, begin, and the bytes from row to row.
+    /// The address of the first of these columns, which lie in one matrix, in the first of the rows, and the bytes from row to row.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(super) fn as_mut_ptr(&self, rows: Range<usize>, columns: Range<usize>) -> (*mut f32, usize) {

@@ -155,7 +155,7 @@ enum Initial {
     Zeros,
     /// They lie where the sums go.
     Cell,
-    /// Where they lie, and the bytes from row to row.
+    /// They lie from this address on, so many bytes from row to row.
     At(*const f32, usize),
 }
 
@@ -227,8 +227,7 @@ impl PartialSum<'_> {
                 Weights::Pairs(pairs) if rows > SIDE => tiles.product_32(a, pairs.as_ptr(), blocks, to),
                 Weights::Pairs(pairs) => tiles.product_16(a[0], pairs.as_ptr(), blocks, to),
                 Weights::Blocks(format, panel, pairs) => {
-                    let panel = panel.as_ptr();
-                    BlockProduct { a, format, panel, blocks, pairs, to }.run(tiles, rows);
+                    BlockProduct { a, format, panel, pairs, to }.run(tiles, rows);
                 }
             }
         }

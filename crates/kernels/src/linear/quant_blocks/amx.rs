@@ -125,8 +125,8 @@ macro_rules! product {
             $($operands)*
             size = const 4 * $format.words(),
             steps = const STEPS,
-            b = inout(reg) $of.panel => _,
-            n = inout(reg) $of.blocks => _,
+            b = inout(reg) $of.panel.as_ptr() => _,
+            n = inout(reg) $of.blocks() => _,
             read = out(reg) _,
             write = inout(reg) $of.pairs.start() => _,
             mask = in(reg) $of.pairs.mask(),
@@ -185,7 +185,7 @@ impl Pairs<'_> {
         }
     }
 
-    /// What the address after a block is masked with: after two passing blocks it is the first one's again.
+    /// The mask of the address after a block, which leads back to the first of two passing blocks after the second.
     fn mask(&self) -> usize {
         match self {
             Pairs::Kept(_) => !0,
@@ -203,25 +203,31 @@ impl Pairs<'_> {
 
 /// A product with a panel of blocks.
 pub(in crate::linear) struct BlockProduct<'a> {
-    /// One or two columns of tiles of the rows, `blocks` tiles each.
+    /// One or two columns of tiles of the rows, a tile for each block.
     pub(in crate::linear) a: [*const u32; 2],
     pub(in crate::linear) format: BlockFormat,
     /// Blocks of the panel, one at least.
-    pub(in crate::linear) panel: *const u32,
-    pub(in crate::linear) blocks: usize,
+    pub(in crate::linear) panel: &'a [u32],
     pub(in crate::linear) pairs: Pairs<'a>,
     /// Results of 16 or 32 rows.
     pub(in crate::linear) to: Square,
 }
 
 impl BlockProduct<'_> {
+    fn blocks(&self) -> usize {
+        self.panel.len() / self.format.words()
+    }
+
     /// C (16 or 32 × 32) = initial values + A · B, and B as pairs.
     ///
     /// # Safety
     /// The pointers must be valid for that, those of the first 16 rows alone if there are 16; only this thread may use C and the room.
     #[inline(always)]
     pub(in crate::linear) unsafe fn run(&mut self, _: &Tiles, rows: usize) {
-        assert!(self.pairs.holds(self.blocks), "the pairs have room");
+        assert!(
+            self.blocks() > 0 && self.pairs.holds(self.blocks()),
+            "there are blocks, and room for their pairs"
+        );
         // SAFETY: the caller's; the instructions come with the tiles.
         unsafe {
             match (self.format, rows > SIDE) {
@@ -386,8 +392,7 @@ mod tests {
                     let mut room = vec![0; if passing { PASSING } else { expected.len() }];
                     let pairs = if passing { Pairs::Passing(&mut room) } else { Pairs::Kept(&mut room) };
                     let to = square(&mut c);
-                    let mut product =
-                        BlockProduct { a, format, panel: panel.as_ptr(), blocks: BLOCKS, pairs, to };
+                    let mut product = BlockProduct { a, format, panel: &panel, pairs, to };
                     // SAFETY: the vectors are that long.
                     unsafe { product.run(&tiles, rows) };
                     assert_eq!(c, of_pairs, "{format:?}, {rows} rows, passing: {passing}");
