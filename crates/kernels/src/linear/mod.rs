@@ -6,6 +6,8 @@
 
 mod activations;
 mod blocking;
+#[cfg(target_arch = "x86_64")]
+mod gated_amx;
 mod matmul;
 mod pack;
 #[cfg(target_arch = "x86_64")]

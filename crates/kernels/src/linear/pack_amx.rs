@@ -11,7 +11,7 @@ use crate::simd::pair_tiles::{PairTiles as _, SIDE, TILE};
 const MOST_STEPS: usize = 18 * STEPS;
 
 /// Words of weights that stay in the second-level cache beside the activations that stream through it.
-const CACHED_WEIGHTS: usize = 3 << 16;
+const CACHED_WEIGHTS: usize = 3 << 15;
 
 /// Bytes of unfinished sums that stay there, too.
 const CACHED_SUMS: usize = 768 << 10;

@@ -72,14 +72,12 @@ impl Kernel for PanelTask<'_> {
     fn run<S: Simd>(self, simd: S) {
         let strips = self.rows.len().div_ceil(self.blocking.strip);
         let size = self.blocking.cell();
-        // With tiles a strip's cells are free again once its sums are whole.
-        #[cfg(target_arch = "x86_64")]
-        let at_once =
-            matches!(self.blocking.path, MatmulPath::Amx(_)) && self.blocking.steps >= self.blocking.words;
-        #[cfg(not(target_arch = "x86_64"))]
-        let at_once = false;
-        let kept = if at_once { 1 } else { strips };
-        let mut scratch = scratch::borrow(&CELLS, kept * self.panels.len() * size);
+        let cells = match self.blocking.path {
+            #[cfg(target_arch = "x86_64")]
+            MatmulPath::Amx(_) => self.tile_cells(strips),
+            _ => strips * self.panels.len(),
+        };
+        let mut scratch = scratch::borrow(&CELLS, cells * size);
         let cells = scratch.as_f32_mut();
         match self.blocking.path {
             #[cfg(target_arch = "x86_64")]
@@ -211,9 +209,8 @@ impl PanelTask<'_> {
         #[cfg(target_arch = "x86_64")]
         if let MatmulPath::Amx(_) = self.blocking.path {
             return match self.epilogue {
-                Epilogue::Store => self.w.bias.is_some(),
+                Epilogue::Store | Epilogue::Gated(_) => self.w.bias.is_some(),
                 Epilogue::Add => self.w.bias.is_none(),
-                Epilogue::Gated(_) => false,
             };
         }
         false
@@ -268,7 +265,25 @@ impl PanelTask<'_> {
                 let columns = self.gated_columns(i);
                 // SAFETY: these rows and panels belong to this task.
                 let y = unsafe { self.y.rows().part(row, columns.clone()) };
-                self.gated_row(simd, activation, columns.start, cells, r, y);
+                let (gate, up) = cells.split_at(self.blocking.cell());
+                let (gate, up) = (&gate[r * PANEL..][..PANEL], &up[r * PANEL..][..PANEL]);
+                for (c, y) in (0..).step_by(S::LANES).zip(y.chunks_mut(S::LANES)) {
+                    let (gate, up) = (&gate[c..][..S::LANES], &up[c..][..S::LANES]);
+                    // SAFETY: both have LANES floats, `y` as many as it is long.
+                    unsafe {
+                        let (mut gate, mut up) = (simd.load(gate.as_ptr()), simd.load(up.as_ptr()));
+                        if let Some(bias) = &self.w.bias {
+                            let bias = &bias[2 * columns.start + c..];
+                            gate = simd.add(gate, simd.load(bias[..S::LANES].as_ptr()));
+                            up = simd.add(up, simd.load(bias[PANEL..][..S::LANES].as_ptr()));
+                        }
+                        let active = match activation {
+                            Activation::Silu => simd.silu(gate),
+                            Activation::GeluTanh => simd.gelu_tanh(gate),
+                        };
+                        store_part(simd, y.as_mut_ptr(), simd.mul(active, up), y.len());
+                    }
+                }
             }
         }
     }
@@ -277,37 +292,5 @@ impl PanelTask<'_> {
     pub(super) fn gated_columns(&self, i: usize) -> Range<usize> {
         let first = (self.panels.start / 2 + i) * PANEL;
         first..(first + PANEL).min(self.w.outputs())
-    }
-
-    /// y = activation(gate) · up of row `r` of a gate's cell and an up's, which give columns of y from `column` on.
-    #[inline(always)]
-    pub(super) fn gated_row<S: Simd>(
-        &self,
-        simd: S,
-        activation: Activation,
-        column: usize,
-        cells: &[f32],
-        r: usize,
-        y: &mut [f32],
-    ) {
-        let (gate, up) = cells.split_at(self.blocking.cell());
-        let (gate, up) = (&gate[r * PANEL..][..PANEL], &up[r * PANEL..][..PANEL]);
-        for (c, y) in (0..).step_by(S::LANES).zip(y.chunks_mut(S::LANES)) {
-            let (gate, up) = (&gate[c..][..S::LANES], &up[c..][..S::LANES]);
-            // SAFETY: both have LANES floats, `y` as many as it is long.
-            unsafe {
-                let (mut gate, mut up) = (simd.load(gate.as_ptr()), simd.load(up.as_ptr()));
-                if let Some(bias) = &self.w.bias {
-                    let bias = &bias[2 * column + c..];
-                    gate = simd.add(gate, simd.load(bias[..S::LANES].as_ptr()));
-                    up = simd.add(up, simd.load(bias[PANEL..][..S::LANES].as_ptr()));
-                }
-                let active = match activation {
-                    Activation::Silu => simd.silu(gate),
-                    Activation::GeluTanh => simd.gelu_tanh(gate),
-                };
-                store_part(simd, y.as_mut_ptr(), simd.mul(active, up), y.len());
-            }
-        }
     }
 }

@@ -1,10 +1,12 @@
 //! Tasks of a product with tiles of AMX. Activations are packed as 16 × 32 tiles of `bf16`; a panel of weights, pair of
 //! inputs after pair, is a column of tiles as it is stored.
 
-use std::ptr::null;
+use std::ops::Range;
+use std::ptr::{null, null_mut};
 
 use super::activations::{PackedRows, TaskOutput};
 use super::blocking::Blocking;
+use super::gated_amx::{GatedRows, activate};
 use super::pack_amx::{STEPS, STRIP, packed, parts};
 use super::panel_task::{Epilogue, PanelTask, UNPACKED};
 use super::quant_blocks::{BlockFormat, BlockProduct, PASSING, Pairs};
@@ -13,12 +15,31 @@ use crate::disjoint::DisjointMut;
 use crate::scratch;
 use crate::simd::amx::Tiles;
 use crate::simd::features::Amx;
-use crate::simd::pair_tiles::{PairTiles as _, PairUnit as _, SIDE, Square, TILE};
+use crate::simd::pair_tiles::{PairUnit as _, SIDE, Square, TILE};
 use crate::simd::{PANEL, Simd};
 
 impl PanelTask<'_> {
+    /// Cells of `strips` strips: one for each panel of all of them if a sum has several parts. Otherwise a strip's cells are free again once its
+    /// sums are made, and those of gated rows that are packed once the next pair's are, so that two pairs in turn are enough.
+    pub(super) fn tile_cells(&self, strips: usize) -> usize {
+        match (self.blocking.steps < self.blocking.words, self.y) {
+            (true, _) => strips * self.panels.len(),
+            (false, TaskOutput::Packed { .. }) => 4,
+            (false, TaskOutput::Rows(_)) => self.panels.len(),
+        }
+    }
+
+    /// The cell of panel `i` of the task for strip `s`.
+    fn tile_cell(&self, s: usize, i: usize) -> usize {
+        match (self.blocking.steps < self.blocking.words, self.y) {
+            (true, _) => s * self.panels.len() + i,
+            (false, TaskOutput::Packed { .. }) => (s * self.panels.len() + i) % 4,
+            (false, TaskOutput::Rows(_)) => i,
+        }
+    }
+
     /// Multiplies strip after strip with the panels, whose weights stay in the second-level cache, one part of the sum
-    /// after the other. `cells` has room for every panel of one strip, or of all of them if there are several parts.
+    /// after the other. `cells` are [`PanelTask::tile_cells`].
     #[inline(always)]
     pub(super) fn tiles<S: Simd>(&self, simd: S, amx: Amx, strips: usize, cells: &mut [f32]) {
         let tiles = Tiles::configure(amx);
@@ -29,17 +50,24 @@ impl PanelTask<'_> {
         let room = if keep { self.panels.len() * part * PANEL } else { PASSING };
         let mut unpacked = scratch::borrow(&UNPACKED, if blocks { room } else { 0 });
         let unpacked = unpacked.as_u32_mut();
+        let cells = DisjointMut::new(cells);
+        let mut gated = match (self.y, self.epilogue) {
+            (&TaskOutput::Packed { ref words, to, first }, Epilogue::Gated(activation)) => {
+                Some((PackedStrips { words, to, first }, GatedRows::new(activation)))
+            }
+            _ => None,
+        };
         for range in parts(steps, part) {
             let start = range.start;
             let length = range.len() * PANEL;
             for s in 0..strips {
-                // The cells of a strip are free again once its whole sum is made.
-                let first = if part < steps { s } else { 0 } * self.panels.len() * size;
-                let cells = &mut cells[first..][..self.panels.len() * size];
                 let (rows, direct) = (self.strip(s), self.direct(s));
                 let width = self.blocking.width(rows.len());
                 let x = &self.packed[packed(&range, self.packed_rows, rows.start, width)];
-                for (i, (p, cell)) in self.panels.clone().zip(cells.chunks_exact_mut(size)).enumerate() {
+                for (i, p) in self.panels.clone().enumerate() {
+                    let at = self.tile_cell(s, i) * size;
+                    // SAFETY: cells are used one at a time, but for those that rows are read from.
+                    let cell = unsafe { cells.part(at..at + size) };
                     let weights = if !blocks {
                         Weights::Pairs(&self.w.panel(p)[start * PANEL..][..length])
                     } else if s > 0 {
@@ -51,58 +79,63 @@ impl PanelTask<'_> {
                         };
                         Weights::Blocks(self.w.format, self.blocks(p, &range), pairs)
                     };
-                    let part = PartialSum { x, weights, steps: range.len() };
+                    let sum = PartialSum { x, weights, steps: range.len() };
                     let initial = if start > 0 { Initial::Cell } else { self.initial(s, p, cell) };
+                    let beside = gated.as_mut().map(|(_, gated)| gated);
                     // SAFETY: these rows of this panel belong to this task.
                     unsafe {
                         if direct {
                             let y = self.y.rows().as_mut_ptr(rows.clone(), self.columns(p));
-                            part.product(&tiles, rows.len(), initial.square(y, y.0));
+                            sum.product(&tiles, rows.len(), initial.square(y, y.0), beside);
                         } else {
                             // The cell of the next panel.
                             let next = cell.as_ptr().wrapping_add(STRIP * PANEL);
                             let c = (cell.as_mut_ptr(), PANEL * size_of::<f32>());
-                            part.product(&tiles, rows.len(), initial.square(c, next));
+                            sum.product(&tiles, rows.len(), initial.square(c, next), beside);
+                        }
+                    }
+                    // A gate's panel comes before its up's.
+                    if let Some((strips, gated)) = &mut gated
+                        && range.end == steps
+                        && i % 2 == 1
+                    {
+                        let columns = self.gated_columns(i / 2);
+                        // SAFETY: these rows and panels belong to this task; the cells are written again after the rows of those behind them.
+                        unsafe {
+                            let to = strips.tiles(rows.clone(), columns.start / 2);
+                            gated.begin(&tiles, cells.as_mut_ptr(at - size..at + size), to, rows.len());
                         }
                     }
                 }
-                if range.end == steps && !direct {
-                    match (self.y, self.epilogue) {
-                        (&TaskOutput::Packed { ref words, to, first }, Epilogue::Gated(activation)) => {
-                            let at = PackedStrip { words, to, first: first + rows.start };
-                            self.gated_tiles((simd, amx), activation, s, cells, at);
-                        }
+                if range.end == steps && !direct && gated.is_none() {
+                    let first = self.tile_cell(s, 0) * size;
+                    // SAFETY: the strip's sums are made.
+                    let cells = unsafe { cells.part(first..first + self.panels.len() * size) };
+                    match self.epilogue {
+                        Epilogue::Gated(activation) => self.gated_rows(&tiles, activation, s, cells),
                         _ => self.finish(simd, s, cells),
                     }
                 }
             }
         }
+        if let Some((_, mut gated)) = gated {
+            gated.finish(&tiles);
+        }
     }
 
-    /// Writes activation(gate) · up as tiles that the next product takes: each pair of panels gives one tile for 16 rows.
+    /// Writes activation(gate) · up as rows of `f32`, which are packed rows once they are rounded.
     #[inline(always)]
-    fn gated_tiles<S: Simd>(
-        &self,
-        (simd, amx): (S, Amx),
-        activation: Activation,
-        s: usize,
-        cells: &[f32],
-        at: PackedStrip<'_>,
-    ) {
-        let rows = self.strip(s).len();
-        for (i, cells) in cells.chunks_exact(2 * self.blocking.cell()).enumerate() {
+    fn gated_rows(&self, tiles: &Tiles, activation: Activation, s: usize, cells: &[f32]) {
+        let size = self.blocking.cell();
+        for (i, cells) in cells.chunks_exact(2 * size).enumerate() {
             let columns = self.gated_columns(i);
-            for first in (0..rows).step_by(SIDE) {
+            for (r, row) in self.strip(s).enumerate() {
+                let [gate, up] =
+                    [0, size].map(|cell| cells[cell + r * PANEL..].first_chunk().expect("a row"));
+                let active = activate(tiles, activation, gate, up);
                 // SAFETY: these rows and panels belong to this task.
-                let tile = unsafe { at.tile(first, columns.start / 2) };
-                let rows = (rows - first).min(SIDE);
-                for r in 0..rows {
-                    let mut row = [0.0; PANEL];
-                    let y = &mut row[..columns.len()];
-                    self.gated_row(simd, activation, columns.start, cells, first + r, y);
-                    amx.round_row(&row, 1.0, tile, r);
-                }
-                tile[rows * SIDE..].fill(0);
+                let y = unsafe { self.y.rows().part(row, columns.clone()) };
+                y.copy_from_slice(&active[..y.len()]);
             }
         }
     }
@@ -171,28 +204,33 @@ impl Initial {
     }
 }
 
-/// A strip's place among the packed rows of an output.
-struct PackedStrip<'a> {
+/// The packed rows of an output.
+struct PackedStrips<'a> {
     words: &'a DisjointMut<'a, u32>,
     to: PackedRows,
-    /// Index of the strip's first row among all packed rows.
+    /// Index of the task's row 0 among all packed rows.
     first: usize,
 }
 
-impl PackedStrip<'_> {
-    /// The tile of the strip's rows from `row` on and of 16 steps from `step` on.
+impl PackedStrips<'_> {
+    /// The tiles of 16 steps from `step` on, of the first 16 of up to 32 rows and of the others. What they hold beyond these rows is 0.
     ///
     /// # Safety
-    /// A tile may not be borrowed twice at a time.
-    #[allow(clippy::mut_from_ref)]
-    unsafe fn tile(&self, row: usize, step: usize) -> &mut [u32] {
+    /// The tiles may not be in use.
+    unsafe fn tiles(&self, rows: Range<usize>, step: usize) -> [*mut u32; 2] {
         let Blocking { words, steps, .. } = self.to.blocking;
         let start = step / steps * steps;
         let part = start..(start + steps).min(words);
-        let column = packed(&part, self.to.blocking.width(self.to.rows), self.first + row, SIDE).start;
-        let at = column + (step - start) * SIDE;
-        // SAFETY: the caller's.
-        unsafe { self.words.part(at..at + TILE) }
+        let mut tiles = [null_mut(); 2];
+        for (first, to) in rows.clone().step_by(SIDE).zip(&mut tiles) {
+            let column = packed(&part, self.to.blocking.width(self.to.rows), self.first + first, SIDE).start;
+            let at = column + (step - start) * SIDE;
+            // SAFETY: the caller's.
+            let tile = unsafe { self.words.part(at..at + TILE) };
+            tile[(rows.end - first).min(SIDE) * SIDE..].fill(0);
+            *to = tile.as_mut_ptr();
+        }
+        tiles
     }
 }
 
@@ -212,19 +250,22 @@ enum Weights<'a> {
 }
 
 impl PartialSum<'_> {
-    /// C (16 or 32 × 32) = initial values + the sums.
+    /// C (16 or 32 × 32) = initial values + the sums, with rows of other cells beside them.
     ///
     /// # Safety
     /// C and its initial values must be valid for as many rows as tiles have for `rows`, and no other thread may use them.
     #[inline(always)]
-    unsafe fn product(self, tiles: &Tiles, rows: usize, to: Square) {
+    unsafe fn product(self, tiles: &Tiles, rows: usize, to: Square, beside: Option<&mut GatedRows>) {
         let blocks = self.steps / STEPS;
         let column = |i: usize| self.x[i * self.steps * SIDE..][..self.steps * SIDE].as_ptr();
         let a = [column(0), if rows > SIDE { column(1) } else { null() }];
         // SAFETY: the slices hold the tiles of these steps, or their blocks, and the caller's.
         unsafe {
             match self.weights {
-                Weights::Pairs(pairs) if rows > SIDE => tiles.product_32(a, pairs.as_ptr(), blocks, to),
+                Weights::Pairs(pairs) if rows > SIDE => match beside {
+                    Some(gated) => gated.product_32(tiles, a, pairs.as_ptr(), blocks, to),
+                    None => tiles.product_32(a, pairs.as_ptr(), blocks, to),
+                },
                 Weights::Pairs(pairs) => tiles.product_16(a[0], pairs.as_ptr(), blocks, to),
                 Weights::Blocks(format, panel, pairs) => {
                     BlockProduct { a, format, panel, pairs, to }.run(tiles, rows);
