@@ -61,7 +61,7 @@ impl PanelTask<'_> {
             let start = range.start;
             let length = range.len() * PANEL;
             for s in 0..strips {
-                let (rows, direct) = (self.strip(s), self.direct(s));
+                let (rows, direct) = (self.strip(s), range.end == steps && self.direct(s));
                 let width = self.blocking.width(rows.len());
                 let x = &self.packed[packed(&range, self.packed_rows, rows.start, width)];
                 for (i, p) in self.panels.clone().enumerate() {
@@ -80,19 +80,21 @@ impl PanelTask<'_> {
                         Weights::Blocks(self.w.format, self.blocks(p, &range), pairs)
                     };
                     let sum = PartialSum { x, weights, steps: range.len() };
-                    let initial = if start > 0 { Initial::Cell } else { self.initial(s, p, cell) };
-                    let beside = gated.as_mut().map(|(_, gated)| gated);
+                    let cell_rows = (cells.as_mut_ptr(at..at + size), PANEL * size_of::<f32>());
+                    let (from, from_stride) = match start {
+                        0 => self.initial(s, p, cell),
+                        _ => (cell_rows.0.cast_const(), cell_rows.1),
+                    };
                     // SAFETY: these rows of this panel belong to this task.
                     unsafe {
-                        if direct {
-                            let y = self.y.rows().as_mut_ptr(rows.clone(), self.columns(p));
-                            sum.product(&tiles, rows.len(), initial.square(y, y.0), beside);
-                        } else {
-                            // The cell of the next panel.
-                            let next = cell.as_ptr().wrapping_add(STRIP * PANEL);
-                            let c = (cell.as_mut_ptr(), PANEL * size_of::<f32>());
-                            sum.product(&tiles, rows.len(), initial.square(c, next), beside);
-                        }
+                        let (c, stride) = match direct {
+                            true => self.y.rows().as_mut_ptr(rows.clone(), self.columns(p)),
+                            false => cell_rows,
+                        };
+                        // In a cell's place comes the one of the next panel.
+                        let next = if direct { c } else { c.wrapping_add(STRIP * PANEL) };
+                        let to = Square { c, stride, from, from_stride, next };
+                        sum.product(&tiles, rows.len(), to, gated.as_mut().map(|(_, gated)| gated));
                     }
                     // A gate's panel comes before its up's.
                     if let Some((strips, gated)) = &mut gated
@@ -140,21 +142,21 @@ impl PanelTask<'_> {
         }
     }
 
-    /// Initial values of the sums of strip `s` and panel `p`. Tiles load them where they lie; if y has not all of the 32 rows and columns, they are written to
-    /// the cell first.
+    /// Where the initial values of the sums of strip `s` and panel `p` lie, and the bytes from row to row; null stands for zeros. Tiles load them
+    /// where they lie; if y has not all of the 32 rows and columns, they are written to the cell first.
     #[inline(always)]
-    fn initial(&self, s: usize, p: usize, cell: &mut [f32]) -> Initial {
+    fn initial(&self, s: usize, p: usize, cell: &mut [f32]) -> (*const f32, usize) {
         let (rows, columns) = (self.strip(s), self.columns(p));
         if !self.begins() {
-            return Initial::Zeros;
+            return (null(), 0);
         }
         if rows.len() == STRIP && columns.len() == PANEL {
             return match &self.w.bias {
                 // Stride 0 reads the bias for every row.
-                Some(bias) => Initial::At(bias[columns].as_ptr(), 0),
+                Some(bias) => (bias[columns].as_ptr(), 0),
                 None => {
                     let (y, stride) = self.y.rows().as_mut_ptr(rows, columns);
-                    Initial::At(y, stride)
+                    (y.cast_const(), stride)
                 }
             };
         }
@@ -166,41 +168,19 @@ impl PanelTask<'_> {
                 None => unsafe { self.y.rows().part(row, columns.clone()) },
             });
         }
-        Initial::Cell
+        (cell.as_ptr(), PANEL * size_of::<f32>())
     }
 
-    /// Whether the sums of strip `s` are computed in y itself, without an epilogue. Sums of several parts are not: rows of y lie so far
+    /// Whether the last part of the sums of strip `s` writes to y itself, without an epilogue. Earlier parts do not: rows of y lie so far
     /// apart that few of them fit into the first-level cache at a time.
     #[inline(always)]
     fn direct(&self, s: usize) -> bool {
-        let one_part = self.blocking.steps >= self.blocking.words;
         let simple = match self.epilogue {
             Epilogue::Store => true,
             Epilogue::Add => self.w.bias.is_none(),
             Epilogue::Gated(_) => false,
         };
-        one_part && simple && self.strip(s).len() == STRIP && self.panels.end * PANEL <= self.w.outputs
-    }
-}
-
-/// Initial values of 32 × 32 sums.
-enum Initial {
-    Zeros,
-    /// They lie where the sums go.
-    Cell,
-    /// They lie from this address on, so many bytes from row to row.
-    At(*const f32, usize),
-}
-
-impl Initial {
-    /// Sums that go where `c` tells, with the bytes from row to row.
-    fn square(self, (c, stride): (*mut f32, usize), next: *const f32) -> Square {
-        let (from, from_stride) = match self {
-            Initial::Zeros => (null(), 0),
-            Initial::Cell => (c.cast_const(), stride),
-            Initial::At(from, stride) => (from, stride),
-        };
-        Square { c, stride, from, from_stride, next }
+        simple && self.strip(s).len() == STRIP && self.panels.end * PANEL <= self.w.outputs
     }
 }
 
