@@ -62,17 +62,9 @@ impl GatedRows {
     /// Takes the rows that are left.
     pub(super) fn finish(&mut self, _: &Tiles) {
         while self.done < self.rows {
-            let (gate, to, count) = self.take(SIDE);
-            for row in 0..count {
-                // SAFETY: `begin`; the instructions come with the tiles.
-                unsafe {
-                    let gate = gate.add(row * PANEL);
-                    let up = gate.add(STRIP * PANEL);
-                    let low = active(self.activation, gate, up);
-                    let high = active(self.activation, gate.add(SIDE), up.add(SIDE));
-                    store(high, low, to.add(row * SIDE));
-                }
-            }
+            let rows = self.take(SIDE);
+            // SAFETY: `begin`; the instructions come with the tiles.
+            unsafe { pack_rows(self.activation, rows) };
         }
     }
 
@@ -108,14 +100,33 @@ pub(super) fn activate(
     up: &[f32; PANEL],
 ) -> [f32; PANEL] {
     let mut row = [0.0; PANEL];
-    for first in [0, SIDE] {
-        // SAFETY: there are 16 columns; the instructions come with the tiles.
+    // SAFETY: a row has two halves; the instructions come with the tiles.
+    unsafe { write_row(activation, gate.as_ptr(), up.as_ptr(), row.as_mut_ptr()) };
+    row
+}
+
+#[target_feature(enable = "avx512f,avx512dq")]
+unsafe fn write_row(activation: Activation, gate: *const f32, up: *const f32, row: *mut f32) {
+    for at in [0, SIDE] {
+        // SAFETY: the caller's.
+        unsafe { _mm512_storeu_ps(row.add(at), active(activation, gate.add(at), up.add(at))) };
+    }
+}
+
+/// Packs some rows of one tile.
+#[target_feature(enable = "avx512f,avx512dq,avx512bf16")]
+unsafe fn pack_rows(activation: Activation, (gate, to, count): (*const f32, *mut u32, usize)) {
+    for row in 0..count {
+        // SAFETY: the caller's; a row of a tile is 64 bytes.
         unsafe {
-            let active = active(activation, gate[first..].as_ptr(), up[first..].as_ptr());
-            _mm512_storeu_ps(row[first..].as_mut_ptr(), active);
+            let gate = gate.add(row * PANEL);
+            let up = gate.add(STRIP * PANEL);
+            let low = active(activation, gate, up);
+            let high = active(activation, gate.add(SIDE), up.add(SIDE));
+            let words = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
+            _mm512_storeu_si512(to.add(row * SIDE).cast(), words);
         }
     }
-    row
 }
 
 /// activation(gate) · up of 16 columns, with the operations of [`row`].
@@ -141,16 +152,6 @@ unsafe fn active(activation: Activation, gate: *const f32, up: *const f32) -> __
         let one = _mm512_set1_ps(1.0);
         let y = _mm512_div_ps(x, _mm512_add_ps(_mm512_scalef_ps(p, t), one));
         _mm512_mul_ps(y, _mm512_loadu_ps(up))
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn store(high: __m512, low: __m512, to: *mut u32) {
-    // SAFETY: the caller's; both are 64 bytes.
-    unsafe {
-        let words = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
-        _mm512_storeu_si512(to.cast(), words);
     }
 }
 

@@ -1,7 +1,6 @@
 //! AVX2 with FMA and F16C: eight lanes.
 
 use std::arch::x86_64::*;
-use std::array::from_fn;
 
 use half::{bf16, f16};
 
@@ -20,6 +19,40 @@ macro_rules! x86 {
         // written by the contract of the method.
         unsafe { $e }
     };
+}
+
+/// [`Simd::transpose`].
+///
+/// # Safety
+/// As there.
+#[inline]
+#[target_feature(enable = "avx")]
+unsafe fn transpose(src: *const f32, from: usize, out: *mut f32, to: usize, n: usize) {
+    let mut r = [_mm256_setzero_ps(); LANES];
+    for (i, r) in r.iter_mut().enumerate() {
+        // SAFETY: the caller's.
+        *r = unsafe { _mm256_loadu_ps(src.add(i * from)) };
+    }
+    let (mut a, mut b, mut c) = (r, r, r);
+    for i in (0..LANES).step_by(2) {
+        a[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        a[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for i in (0..LANES).step_by(4) {
+        for j in 0..2 {
+            b[i + 2 * j] = _mm256_shuffle_ps::<0x44>(a[i + j], a[i + j + 2]);
+            b[i + 2 * j + 1] = _mm256_shuffle_ps::<0xee>(a[i + j], a[i + j + 2]);
+        }
+    }
+    // b[4q + j] holds columns j and 4+j of rows 4q..4q+4.
+    for j in 0..4 {
+        c[j] = _mm256_permute2f128_ps::<0x20>(b[j], b[4 + j]);
+        c[4 + j] = _mm256_permute2f128_ps::<0x31>(b[j], b[4 + j]);
+    }
+    for (i, c) in c.iter().enumerate().take(n) {
+        // SAFETY: the caller's.
+        unsafe { _mm256_storeu_ps(out.add(i * to), *c) };
+    }
 }
 
 /// Products of one strip: the tile's accumulators, weights and an activation fill the sixteen registers.
@@ -225,28 +258,7 @@ unsafe impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn transpose(self, src: *const f32, from: usize, out: *mut f32, to: usize, n: usize) {
-        x86!({
-            let r: [__m256; 8] = from_fn(|i| _mm256_loadu_ps(src.add(i * from)));
-            let a: [__m256; 8] = from_fn(|i| {
-                let (x, y) = (r[i & !1], r[i | 1]);
-                if i % 2 == 0 { _mm256_unpacklo_ps(x, y) } else { _mm256_unpackhi_ps(x, y) }
-            });
-            let b: [__m256; 8] = from_fn(|i| {
-                let (q, j) = (i & !3, i % 4);
-                let (x, y) = (a[q + j / 2], a[q + j / 2 + 2]);
-                if j % 2 == 0 { _mm256_shuffle_ps::<0x44>(x, y) } else { _mm256_shuffle_ps::<0xee>(x, y) }
-            });
-            // b[4q + j] holds columns j and 4+j of rows 4q..4q+4.
-            for i in 0..n.min(LANES) {
-                let (x, y) = (b[i % 4], b[4 + i % 4]);
-                let v = if i < 4 {
-                    _mm256_permute2f128_ps::<0x20>(x, y)
-                } else {
-                    _mm256_permute2f128_ps::<0x31>(x, y)
-                };
-                _mm256_storeu_ps(out.add(i * to), v);
-            }
-        })
+        x86!(transpose(src, from, out, to, n))
     }
 
     #[inline(always)]

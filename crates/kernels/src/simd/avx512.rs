@@ -1,7 +1,6 @@
 //! AVX-512 with BF16: sixteen lanes.
 
 use std::arch::x86_64::*;
-use std::array::from_fn;
 use std::mem::transmute;
 
 use half::{bf16, f16};
@@ -50,6 +49,52 @@ macro_rules! x86 {
         // written by the contract of the method.
         unsafe { $e }
     };
+}
+
+/// [`Simd::transpose`].
+///
+/// # Safety
+/// As there.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn transpose(src: *const f32, from: usize, out: *mut f32, to: usize, n: usize) {
+    let mut r = [_mm512_setzero_ps(); LANES];
+    for (i, r) in r.iter_mut().enumerate() {
+        // SAFETY: the caller's.
+        *r = unsafe { _mm512_loadu_ps(src.add(i * from)) };
+    }
+    // Pairs of rows, then of pairs, within 128-bit lanes ...
+    let (mut a, mut b, mut c, mut d) = (r, r, r, r);
+    for i in (0..LANES).step_by(2) {
+        a[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+        a[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for i in (0..LANES).step_by(4) {
+        for j in 0..2 {
+            let (x, y) = (_mm512_castps_pd(a[i + j]), _mm512_castps_pd(a[i + j + 2]));
+            b[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y));
+            b[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
+        }
+    }
+    // ... then the 128-bit lanes: b[4q + j] holds columns j, 4+j, 8+j, 12+j of rows 4q..4q+4.
+    for j in 0..4 {
+        c[j] = _mm512_shuffle_f32x4::<0x88>(b[j], b[4 + j]);
+        c[4 + j] = _mm512_shuffle_f32x4::<0xdd>(b[j], b[4 + j]);
+        c[8 + j] = _mm512_shuffle_f32x4::<0x88>(b[8 + j], b[12 + j]);
+        c[12 + j] = _mm512_shuffle_f32x4::<0xdd>(b[8 + j], b[12 + j]);
+    }
+    for j in 0..4 {
+        d[j] = _mm512_shuffle_f32x4::<0x88>(c[j], c[8 + j]);
+        d[4 + j] = _mm512_shuffle_f32x4::<0x88>(c[4 + j], c[12 + j]);
+        d[8 + j] = _mm512_shuffle_f32x4::<0xdd>(c[j], c[8 + j]);
+        d[12 + j] = _mm512_shuffle_f32x4::<0xdd>(c[4 + j], c[12 + j]);
+    }
+    // A number of rows that is known beforehand needs no test for each.
+    let n = if n >= LANES { LANES } else { n };
+    for (i, d) in d.iter().enumerate().take(n) {
+        // SAFETY: the caller's.
+        unsafe { _mm512_storeu_ps(out.add(i * to), *d) };
+    }
 }
 
 /// Products of one strip: the tile's accumulators, weights and an activation fill the 32 registers.
@@ -321,47 +366,7 @@ unsafe impl<const DOTS: bool> Simd for Avx512<DOTS> {
 
     #[inline(always)]
     unsafe fn transpose(self, src: *const f32, from: usize, out: *mut f32, to: usize, n: usize) {
-        x86!({
-            let r: [__m512; 16] = from_fn(|i| _mm512_loadu_ps(src.add(i * from)));
-            // Pairs of rows, then of pairs, within 128-bit lanes ...
-            let a: [__m512; 16] = from_fn(|i| {
-                let (x, y) = (r[i & !1], r[i | 1]);
-                if i % 2 == 0 { _mm512_unpacklo_ps(x, y) } else { _mm512_unpackhi_ps(x, y) }
-            });
-            let b: [__m512; 16] = from_fn(|i| {
-                let (q, j) = (i & !3, i % 4);
-                let (x, y) = (_mm512_castps_pd(a[q + j / 2]), _mm512_castps_pd(a[q + j / 2 + 2]));
-                _mm512_castpd_ps(if j % 2 == 0 { _mm512_unpacklo_pd(x, y) } else { _mm512_unpackhi_pd(x, y) })
-            });
-            // ... then the 128-bit lanes: b[4q + j] holds columns j, 4+j, 8+j, 12+j of rows 4q..4q+4.
-            let c: [__m512; 16] = from_fn(|i| {
-                let j = i % 4;
-                match i / 4 {
-                    0 => _mm512_shuffle_f32x4::<0x88>(b[j], b[4 + j]),
-                    1 => _mm512_shuffle_f32x4::<0xdd>(b[j], b[4 + j]),
-                    2 => _mm512_shuffle_f32x4::<0x88>(b[8 + j], b[12 + j]),
-                    _ => _mm512_shuffle_f32x4::<0xdd>(b[8 + j], b[12 + j]),
-                }
-            });
-            let d: [__m512; 16] = from_fn(|i| {
-                let j = i % 4;
-                match i / 4 {
-                    0 => _mm512_shuffle_f32x4::<0x88>(c[j], c[8 + j]),
-                    1 => _mm512_shuffle_f32x4::<0x88>(c[4 + j], c[12 + j]),
-                    2 => _mm512_shuffle_f32x4::<0xdd>(c[j], c[8 + j]),
-                    _ => _mm512_shuffle_f32x4::<0xdd>(c[4 + j], c[12 + j]),
-                }
-            });
-            if n >= LANES {
-                for (i, d) in d.iter().enumerate() {
-                    _mm512_storeu_ps(out.add(i * to), *d);
-                }
-            } else {
-                for (i, d) in d.iter().enumerate().take(n) {
-                    _mm512_storeu_ps(out.add(i * to), *d);
-                }
-            }
-        })
+        x86!(transpose(src, from, out, to, n))
     }
 
     #[inline(always)]

@@ -5,7 +5,6 @@
 //! loaded into registers, and along the columns where single words are.
 
 use std::arch::x86_64::*;
-use std::array::from_fn;
 use std::mem::transmute;
 
 use super::avx512::Avx512;
@@ -193,9 +192,9 @@ unsafe fn product_32(a: [*const u32; 2], b: *const u32, blocks: usize, to: Squar
             }
             let a = a[first / SIDE].add(first % SIDE * SIDE);
             for pair in 0..blocks * SIDE {
-                let columns = from_fn::<_, 2, _>(|half| {
-                    transmute::<__m512i, __m512bh>(_mm512_loadu_si512(b.add((2 * pair + half) * SIDE).cast()))
-                });
+                let b = b.add(2 * pair * SIDE);
+                let columns = [_mm512_loadu_si512(b.cast()), _mm512_loadu_si512(b.add(SIDE).cast())];
+                let columns = transmute::<[__m512i; 2], [__m512bh; 2]>(columns);
                 for (row, sums) in sums.iter_mut().enumerate() {
                     let word =
                         _mm512_set1_epi32(*a.add(pair / SIDE * TILE + row * SIDE + pair % SIDE) as i32);
@@ -254,7 +253,10 @@ unsafe fn values(of: Values) {
         // SAFETY: the caller's.
         unsafe {
             let o = o.add(block * TILE);
-            let mut sums = from_fn(|row| _mm512_loadu_ps(o.add(row * SIDE)));
+            let mut sums = [_mm512_setzero_ps(); SIDE];
+            for (row, sum) in sums.iter_mut().enumerate() {
+                *sum = _mm512_loadu_ps(o.add(row * SIDE));
+            }
             for half in 0..halves {
                 let (v, p) = (v.add((half * blocks + block) * TILE), p.add(half * TILE));
                 for pair in 0..SIDE {

@@ -56,13 +56,12 @@ fn unpack_blocks(format: BlockFormat, panel: &[u32], out: &mut [u32]) {
                 };
                 let word =
                     |t: usize| _mm512_loadu_si512(block.add(format.head() + t * PANEL + i * 16).cast());
-                match format {
-                    BlockFormat::Q8 => (0..QUADS).for_each(|t| put(word(t), t)),
-                    BlockFormat::Q4 => (0..QUADS / 2).for_each(|t| {
-                        let w = word(t);
-                        put(w, t);
+                for t in 0..if format == BlockFormat::Q8 { QUADS } else { QUADS / 2 } {
+                    let w = word(t);
+                    put(w, t);
+                    if format == BlockFormat::Q4 {
                         put(_mm512_srli_epi32::<4>(w), QUADS / 2 + t);
-                    }),
+                    }
                 }
             }
         }
@@ -174,12 +173,18 @@ fn multiply_rows(format: BlockFormat, panel: &[u32], x: &[u32], words: usize, y:
                 let word =
                     |t: usize| _mm512_loadu_si512(block.add(format.head() + t * PANEL + i * 16).cast());
                 match format {
-                    BlockFormat::Q8 => (0..QUADS).for_each(|t| weights[t][i] = word(t)),
-                    BlockFormat::Q4 => (0..QUADS / 2).for_each(|t| {
-                        let w = word(t);
-                        weights[t][i] = _mm512_and_si512(w, low);
-                        weights[QUADS / 2 + t][i] = _mm512_and_si512(_mm512_srli_epi16::<4>(w), low);
-                    }),
+                    BlockFormat::Q8 => {
+                        for (t, weights) in weights.iter_mut().enumerate() {
+                            weights[i] = word(t);
+                        }
+                    }
+                    BlockFormat::Q4 => {
+                        for t in 0..QUADS / 2 {
+                            let w = word(t);
+                            weights[t][i] = _mm512_and_si512(w, low);
+                            weights[QUADS / 2 + t][i] = _mm512_and_si512(_mm512_srli_epi16::<4>(w), low);
+                        }
+                    }
                 }
                 scale[i] = half(block, 0, i);
                 if format == BlockFormat::Q4 {
