@@ -15,6 +15,7 @@ use super::workspace::split_off_front;
 use crate::disjoint::DisjointMut;
 use crate::simd::pair_tiles::{PairTiles, PairUnit, SIDE, Scores, TILE, Values};
 use crate::simd::tile_weights::{OCTAVE, TileWeights};
+use crate::simd::whole_tiles::pack_columns;
 use crate::simd::{KEYS, Simd, store_part};
 
 /// Queries of a block.
@@ -118,7 +119,6 @@ impl<'a> QueryGroup<'a> {
         o.fill(0.0);
         let q: &mut [u32] = bytemuck::cast_slice_mut(split_off_front(floats, shape.deep() * TILE));
         let (mut from, mut to) = ([0; SIDE], [0; SIDE]);
-        let mut square = [0u32; TILE];
         for (lane, i) in queries.clone().enumerate() {
             let seen = a.visible[block.row(i)];
             (from[lane], to[lane]) = (seen.0 as i32, seen.1 as i32);
@@ -127,15 +127,24 @@ impl<'a> QueryGroup<'a> {
         if queries.len() < SIDE {
             all = 0..0;
         }
-        for (deep, q) in q.chunks_exact_mut(TILE).enumerate() {
-            square.fill(0);
-            for (lane, i) in queries.clone().enumerate() {
-                let query = &a.q[block.at(i)..][..shape.head_dim];
-                let part = &query[deep * 2 * SIDE..query.len().min((deep + 1) * 2 * SIDE)];
-                let factor = a.scale * LOG2_E * OCTAVE;
-                token.round_row(part, factor, &mut square, lane);
+        let factor = a.scale * LOG2_E * OCTAVE;
+        if queries.len() == SIDE && shape.head_dim.is_multiple_of(2 * SIDE) {
+            let mut rows = [&[][..]; SIDE];
+            for (row, i) in rows.iter_mut().zip(queries.clone()) {
+                *row = &a.q[block.at(i)..][..shape.head_dim];
             }
-            token.transpose(&square, q, SIDE);
+            pack_columns(token, rows, factor, q);
+        } else {
+            let mut square = [0u32; TILE];
+            for (deep, q) in q.chunks_exact_mut(TILE).enumerate() {
+                square.fill(0);
+                for (lane, i) in queries.clone().enumerate() {
+                    let query = &a.q[block.at(i)..][..shape.head_dim];
+                    let part = &query[deep * 2 * SIDE..query.len().min((deep + 1) * 2 * SIDE)];
+                    token.round_row(part, factor, &mut square, lane);
+                }
+                token.transpose(&square, q, SIDE);
+            }
         }
         let mut noise_keys = [0; SIDE];
         if let Some((noise, seed)) = noise.and_then(|noise| Some((noise, noise.seed?))) {

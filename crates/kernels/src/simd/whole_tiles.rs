@@ -1,4 +1,4 @@
-//! Keys and values of 64 slots as tiles of `bf16` pairs, without a look at parts of tiles.
+//! Keys and values of 64 slots, and 16 queries, as tiles of `bf16` pairs, without a look at parts of tiles.
 //!
 //! Shape: 64 rows of keys become four rows of tiles, 64 rows of values two, of 32 slots each. Bound, heads of 64 and `f16`: vector units, 512 cycles for keys and 640 for
 //! pairs of values, and the one that moves lanes, 512 where elements come first. Measured from the second-level cache, on a Xeon with AMX: 2,900.
@@ -35,6 +35,41 @@ pub(crate) fn pack_whole_tiles<T: PairTiles, E: Elem>(
             true => pack_values::<E, true>(features, v.as_ptr(), width, ahead, values.as_mut_ptr()),
             false => pack_values::<E, false>(features, v.as_ptr(), width, ahead, values.as_mut_ptr()),
         }
+    }
+}
+
+/// Packs 16 rows, times `factor`: pair `p` of row `r` becomes word `r` of row `p` of the tiles.
+///
+/// # Panics
+/// If the rows' length is not a multiple of 32, a row is shorter than the first, or there are not as many tiles.
+#[inline(always)]
+pub(crate) fn pack_columns<T: PairTiles>(token: T, rows: [&[f32]; SIDE], factor: f32, tiles: &mut [u32]) {
+    let width = rows[0].len();
+    assert!(width.is_multiple_of(2 * SIDE) && rows.iter().all(|row| row.len() >= width));
+    assert!(tiles.len() == width / (2 * SIDE) * TILE);
+    // SAFETY: the token proves that the instructions are there; the assertions bound reads and writes.
+    unsafe { pack_rows_as_columns(token.features(), rows, factor, tiles) }
+}
+
+/// # Safety
+/// The features must include BF16; rows must be as long as the first, for which `tiles` has room.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+unsafe fn pack_rows_as_columns(features: Features, rows: [&[f32]; SIDE], factor: f32, tiles: &mut [u32]) {
+    let factor = _mm512_set1_ps(factor);
+    let mut square = [0u32; TILE];
+    for (block, out) in tiles.chunks_exact_mut(TILE).enumerate() {
+        for (words, row) in square.chunks_exact_mut(SIDE).zip(rows) {
+            // SAFETY: the caller's; a row of the square is 64 bytes.
+            unsafe {
+                let row = row.as_ptr().add(block * 2 * SIDE);
+                let low = _mm512_mul_ps(_mm512_loadu_ps(row), factor);
+                let high = _mm512_mul_ps(_mm512_loadu_ps(row.add(SIDE)), factor);
+                let pairs = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
+                _mm512_storeu_si512(words.as_mut_ptr().cast(), pairs);
+            }
+        }
+        // SAFETY: both are a square of words.
+        unsafe { transpose(features, square.as_ptr(), out.as_mut_ptr(), SIDE) };
     }
 }
 

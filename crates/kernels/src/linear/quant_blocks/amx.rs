@@ -15,6 +15,9 @@ use crate::simd::pair_tiles::{SIDE, Square};
 /// Bytes of a block's 16 steps of pairs.
 const STEPS: usize = BLOCK / 2 * PANEL * size_of::<u32>();
 
+/// Blocks between one that is unpacked and one that is asked for.
+const AHEAD: usize = 4;
+
 /// Assembly for 16 rows: initial values, the parts of a block's products, the step to the next tiles, and the stores of the results.
 macro_rules! rows_16 {
     (initial) => {
@@ -124,6 +127,7 @@ macro_rules! product {
             $rows!(results),
             $($operands)*
             size = const 4 * $format.words(),
+            ahead = const AHEAD * 4 * $format.words(),
             steps = const STEPS,
             b = inout(reg) $of.panel.as_ptr() => _,
             n = inout(reg) $of.blocks() => _,

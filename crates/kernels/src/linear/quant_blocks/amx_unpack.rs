@@ -107,11 +107,17 @@ macro_rules! pairs {
     };
 }
 
-/// Assembly of quad `$t`, and of quad `$upper` in the upper halves of its bytes.
+/// Assembly of quad `$t`, and of quad `$upper` in the upper halves of its bytes. The line of four blocks later is asked for: beside products of
+/// 32 rows the processor's own reading ahead comes too late.
 macro_rules! quads_q4 {
     ($t:literal, $upper:literal, $i:literal) => {
         concat!(
             "vmovdqu64 {w}, [{b} + 128 + 128*",
+            $t,
+            " + 64*",
+            $i,
+            "]\n",
+            "prefetcht0 [{b} + {ahead} + 128 + 128*",
             $t,
             " + 64*",
             $i,
@@ -125,10 +131,22 @@ macro_rules! quads_q4 {
     };
 }
 
-/// Assembly of quad `$t`.
+/// Assembly of quad `$t`, which asks ahead as [`quads_q4`] does.
 macro_rules! quad_q8 {
     ($t:literal, $i:literal) => {
-        concat!("vmovdqu64 {w}, [{b} + 64 + 128*", $t, " + 64*", $i, "]\n", pairs!("{w}", $t, $i))
+        concat!(
+            "vmovdqu64 {w}, [{b} + 64 + 128*",
+            $t,
+            " + 64*",
+            $i,
+            "]\n",
+            "prefetcht0 [{b} + {ahead} + 64 + 128*",
+            $t,
+            " + 64*",
+            $i,
+            "]\n",
+            pairs!("{w}", $t, $i)
+        )
     };
 }
 
