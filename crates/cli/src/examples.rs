@@ -268,7 +268,9 @@ pub(crate) const COMPLETIONS: &str = "\
 Examples:
   refrain completions bash > ~/.local/share/bash-completion/completions/refrain
   refrain completions zsh > ~/.zfunc/_refrain
-  refrain completions fish > ~/.config/fish/completions/refrain.fish";
+  refrain completions fish > ~/.config/fish/completions/refrain.fish
+
+The folder must be there: make it with `mkdir -p` first. For zsh, ~/.zshrc needs `fpath+=(~/.zfunc)` before it calls compinit.";
 
 pub(crate) const MAN: &str = "\
 Examples:
