@@ -29,7 +29,8 @@ pub struct A3 {
     /// Tokens of the moving average over scores: an odd number, 1 for none.
     #[schemars(range(min = 1, max = 1023))]
     pub smoothing: usize,
-    /// One softmax over concatenated heads (the paper's), or one a head.
+    /// One softmax over concatenated heads (concatenated, the paper's), or one a head: over documents and question (per_head), over
+    /// the documents alone (documents), or over all that a row sees, the system part included (prompt).
     pub softmax: Softmax,
     /// The layer whose attention is scored, from 0; if its window is shorter than the documents, the next one that sees all.
     #[schemars(range(max = MAX_COUNT))]
