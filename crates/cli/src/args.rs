@@ -16,7 +16,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::{BoolishValueParser, NonEmptyStringValueParser};
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
 use refrain::engine::{DeviceChoice, Instructions, Prefix};
 use refrain::kernels::{Dtype, Precision, UnknownPrecision};
@@ -399,6 +399,26 @@ fn variable(option: &str) -> String {
 
 fn is_set(variable: &str) -> bool {
     std::env::var_os(variable).is_some_and(|value| !value.is_empty())
+}
+
+/// Where to look for an argument that a command was not given.
+const LISTS: [(&str, &str); 4] = [
+    ("refrain store rm ", "`refrain store ls` lists the keys; --all stands for all of them"),
+    ("refrain store pin ", "`refrain store ls` lists the keys; --all stands for all of them"),
+    ("refrain documents rm ", "`refrain documents ls` lists the ids; --all stands for all of them"),
+    ("refrain pull ", "`refrain pull --list` lists the known names; a model of the hub is hf:ORG/NAME"),
+];
+
+/// The error of a missing argument, which names the command that lists some.
+pub(crate) fn with_list(mut error: clap::Error) -> clap::Error {
+    if error.kind() == ErrorKind::MissingRequiredArgument
+        && let Some(ContextValue::StyledStr(usage)) = error.get(ContextKind::Usage)
+        && let usage = usage.to_string()
+        && let Some((_, tip)) = LISTS.iter().find(|(command, _)| usage.contains(command))
+    {
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![(*tip).into()]));
+    }
+    error
 }
 
 /// The error of a wrong value, which names its environment variable where the words of the command line do not give the option.

@@ -118,9 +118,15 @@ fn told(context: &Context, folder: &Path, outcome: &ModelOutcome, took: Duration
     Ok(())
 }
 
+fn read_matrix(path: &Path) -> Result<Matrix> {
+    let hint = "a matrix is a file in TOML; tasks are named by --tasks, as in `--tasks needle` (`refrain eval tasks` lists them)";
+    let fail = || Fail::new(format!("cannot read the matrix {}", path.display())).hint(hint);
+    Matrix::read(path).with_context(fail)
+}
+
 /// The matrix, with the options of the command line.
 pub(crate) fn matrix(context: &Context, args: &args::Selection) -> Result<Matrix> {
-    let mut matrix = args.matrix.as_deref().map_or_else(|| Ok(Matrix::default()), Matrix::read)?;
+    let mut matrix = args.matrix.as_deref().map_or_else(|| Ok(Matrix::default()), read_matrix)?;
     fn given<T: Clone>(into: &mut Vec<T>, list: &[T]) {
         if !list.is_empty() {
             *into = list.to_vec();

@@ -38,7 +38,11 @@ pub(crate) fn run(context: &Context, args: &args::Health) -> Result<()> {
         .build()
         .new_agent();
     let answer = agent.get(format!("{url}/ready")).call();
-    let status = answer.map_err(|error| Fail::new(format!("no answer from {url}: {error}")))?.status();
+    let no_answer = |error| {
+        Fail::new(format!("no answer from {url}: {error}"))
+            .hint("is `refrain serve` running there? --port names another port of this machine, a URL another server")
+    };
+    let status = answer.map_err(no_answer)?.status();
     if !status.is_success() {
         let what = format!("the server at {url} takes no requests: status {}", status.as_u16());
         return Err(Fail::new(what).into());

@@ -211,6 +211,14 @@ fn every_command_has_help_with_examples_and_global_options() {
     assert!(home.run(&["--version"]).good().out.starts_with("refrain "));
     home.run(&[]).failed(2, &["Usage"]);
     home.run(&["dance"]).failed(2, &["dance"]);
+    for (command, list) in [
+        (&["store", "rm"][..], "`refrain store ls`"),
+        (&["store", "pin"], "`refrain store ls`"),
+        (&["documents", "rm"], "`refrain documents ls`"),
+        (&["pull"], "`refrain pull --list`"),
+    ] {
+        home.run(command).failed(2, &["required arguments", list]);
+    }
 }
 
 #[test]

@@ -43,7 +43,8 @@ pub(crate) enum Store {
     Verify,
     /// Remove expired chunks, chunks over the limits, and files that interrupted programs have left
     Gc,
-    /// Delete from the object store of --remote what no document names and nobody has written for long; without --delete, note and show it
+    /// Delete chunks of the object store of --remote that no document names and no machine has written for long; without --delete, note
+    /// and show them
     #[cfg(feature = "remote")]
     #[command(after_help = examples::STORE_PRUNE)]
     Prune(Prune),
@@ -88,13 +89,13 @@ pub(crate) enum Store {
 #[cfg(feature = "remote")]
 #[derive(Debug, Args)]
 pub(crate) struct Prune {
-    /// Time since a chunk was written, by whatever machine, before which it stays
+    /// Chunks that a machine has written within this time stay
     #[arg(long, value_name = "TIME", default_value = "30d", value_parser = parse_duration)]
     pub(crate) unused: Duration,
-    /// Time between the noting of a chunk and its deletion: what a document comes to name meanwhile stays
+    /// How long a chunk must have been noted before --delete deletes it; it stays if a document names it by then
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_duration)]
     pub(crate) grace: Duration,
-    /// Delete what was noted long enough ago
+    /// Delete the chunks that were noted long enough ago
     #[arg(long)]
     pub(crate) delete: bool,
 }

@@ -94,6 +94,7 @@ fn what_cannot_be_run_says_what_to_do() {
     run(&["--tasks", "longbench/hotpotqa", "--data", "nowhere"])
         .failed(1, &["hotpotqa.jsonl", "refrain eval fetch"]);
     run(&["--tasks", "longbench/hotpot"]).failed(1, &["longbench/hotpot", "refrain eval tasks"]);
+    run(&["needle"]).failed(1, &["cannot read the matrix needle", "No such file", "--tasks needle"]);
     run(&["--tasks", "needle", "--methods", "a4"]).failed(2, &["a4", "refrain methods"]);
     run(&["--tasks", "needle", "--time-budget", "5"]).failed(2, &["90s"]);
     run(&["none.toml"]).failed(1, &["none.toml"]);

@@ -86,7 +86,7 @@ fn health_tells_whether_a_server_takes_requests() {
     assert_eq!(home.json(&["health", &url])["url"], format!("http://127.0.0.1:{port}"));
     home.run(&["health", "--port", &port]).failed(1, &["503", &port]);
     server.join().unwrap();
-    home.run(&["health", "--port", &port]).failed(1, &["no answer", &port]);
+    home.run(&["health", "--port", &port]).failed(1, &["no answer", &port, "`refrain serve`"]);
     for url in ["ftp://localhost", "http://", "no server"] {
         home.run(&["health", url]).failed(2, &["is no URL of a server", "http://127.0.0.1:8080"]);
     }
