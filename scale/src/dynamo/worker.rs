@@ -88,7 +88,8 @@ impl Registered {
         async move { token.cancelled().await }
     }
 
-    /// Has gateways send nothing more. Running requests go on.
+    /// Has gateways send nothing more, or gives that up after [`MAX_WAIT`]: a discovery that does not answer may not keep the worker from its end.
+    /// Running requests go on.
     pub(crate) async fn leave(self) {
         self.publisher.abort();
         let left = async {
@@ -96,8 +97,10 @@ impl Registered {
             self.stock.shutdown().await?;
             self.endpoint.shutdown().await
         };
-        if let Err(error) = left.await {
-            tracing::warn!(%error, "the worker could not be taken out of the discovery");
+        match timeout(MAX_WAIT, left).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "the worker could not be taken out of the discovery"),
+            Err(_) => tracing::warn!("the worker was not taken out of the discovery within {MAX_WAIT:?}"),
         }
     }
 }

@@ -7,6 +7,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::IntoResponse as _;
 use axum::routing::get;
 use bytes::Bytes;
@@ -24,6 +25,9 @@ use super::proxy::{Asked, Outgoing, end_to_end};
 /// Paths that are answered without an API key, besides `/` and those that the page loads.
 const PUBLIC: [&str; 2] = ["/v1/methods", "/openapi.json"];
 
+/// The beginning of a form's type.
+const FORM: &[u8] = b"multipart/";
+
 /// All routes of a gateway.
 pub(crate) fn router(gateway: Gateway) -> Router {
     let router = Router::new()
@@ -31,12 +35,29 @@ pub(crate) fn router(gateway: Gateway) -> Router {
         .route("/ready", get(ready))
         .route("/metrics", get(metrics))
         .route("/workers", get(workers))
-        .fallback(pass_on);
+        .fallback(pass_on)
+        .layer(from_fn_with_state(gateway.clone(), check_host));
     let router = match gateway.0.options.cors() {
         Some(cors) => router.layer(cors),
         None => router,
     };
     router.with_state(gateway)
+}
+
+/// Refuses requests to a name that is not this gateway's, on every route.
+async fn check_host(
+    State(gateway): State<Gateway>,
+    request: Request<Body>,
+    next: Next,
+) -> Result<Response<Body>, ApiError> {
+    gateway.0.options.check_host(request.headers())?;
+    Ok(next.run(request).await)
+}
+
+/// Whether the body is a form of files. Types are compared without regard to case, as browsers and workers do.
+fn is_form(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).map_or(&[][..], HeaderValue::as_bytes);
+    kind.get(..FORM.len()).is_some_and(|kind| kind.eq_ignore_ascii_case(FORM))
 }
 
 /// Whether there is a worker that takes requests.
@@ -87,9 +108,8 @@ fn random_seed() -> u32 {
 impl Gateway {
     async fn handle(&self, request: Request<Body>) -> Result<Response<Body>, ApiError> {
         let options = &self.0.options;
-        options.check_host(request.headers())?;
         let (path, headers) = (request.uri().path().to_owned(), request.headers());
-        if headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"multipart/")) {
+        if is_form(headers) {
             // A browser sends a form of another origin without asking first.
             options.check_origin(headers)?;
         }
@@ -106,7 +126,9 @@ impl Gateway {
             return self.models(&request).await;
         }
         let (mut planned, mut is_repeatable) = (Planned::default(), false);
-        let mut model = path.strip_prefix("/v1/models/").map(|name| percent_decode_str(name).decode_utf8_lossy().into_owned());
+        let mut model = path
+            .strip_prefix("/v1/models/")
+            .map(|name| percent_decode_str(name).decode_utf8_lossy().into_owned());
         if let Some(route) = plan_route(&path).filter(|_| request.method == Method::POST) {
             let peek = Peek::of(&request.body);
             model = peek.model().map(str::to_owned);

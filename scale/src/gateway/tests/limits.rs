@@ -33,3 +33,28 @@ async fn more_bodies_than_there_is_room_for_are_refused() {
     assert!(asked(&script).is_empty());
     assert_eq!(gateway.0.bytes_in_flight.load(Relaxed), others, "what is refused is not held");
 }
+
+#[tokio::test]
+async fn forms_of_other_origins_are_refused_however_their_type_is_written() {
+    let (gateway, script) = gateway(1, &[]);
+    for kind in ["multipart/form-data; boundary=x", "Multipart/Form-Data; boundary=x"] {
+        let request = Request::post("/v1/documents").header(header::CONTENT_TYPE, kind);
+        let request =
+            request.header(header::HOST, "127.0.0.1").header(header::ORIGIN, "http://elsewhere.example");
+        let response = router(gateway.clone()).oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+        assert_eq!(response.status(), StatusCode::FORBIDDEN, "{kind}");
+    }
+    assert!(asked(&script).is_empty());
+}
+
+#[tokio::test]
+async fn every_route_refuses_names_of_others() {
+    let (gateway, _) = gateway(1, &[]);
+    for path in ["/health", "/metrics", "/workers", "/v1/models"] {
+        for (host, status) in [("rebound.example", StatusCode::FORBIDDEN), ("localhost", StatusCode::OK)] {
+            let request = Request::get(path).header(header::HOST, host).body(Body::empty()).unwrap();
+            let response = router(gateway.clone()).oneshot(request).await.unwrap();
+            assert_eq!(response.status(), status, "{path} of {host}");
+        }
+    }
+}
