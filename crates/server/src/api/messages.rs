@@ -1,5 +1,7 @@
 //! The messages of a chat.
 
+use std::collections::HashMap;
+
 use refrain::model::{Message, ToolCall};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -85,6 +87,8 @@ impl Conversation {
     pub(super) fn of(messages: &[ChatMessage]) -> Result<Conversation> {
         let mut system: Vec<String> = Vec::new();
         let mut turns: Vec<Message> = Vec::new();
+        // The name of the tool that the latest call of an id called; of calls in one message it is the first.
+        let mut names: HashMap<&str, &str> = HashMap::new();
         for (index, message) in messages.iter().enumerate() {
             let wrong = |field: &str, message: String| {
                 Err(ApiError::field(&format!("messages[{index}].{field}"), message))
@@ -99,14 +103,16 @@ impl Conversation {
                     return wrong("tool_call_id", "the result of a tool names its call".to_owned());
                 }
                 "user" | "tool" | "assistant" if role == "assistant" || tool_calls.is_empty() => {
-                    let named = |id: &String| name_of_call(&turns, id);
-                    let name = message.name.clone().or_else(|| message.tool_call_id.as_ref().and_then(named));
+                    let calls = message.tool_calls.iter().flatten().rev();
+                    names.extend(calls.map(|call| (call.id.as_str(), call.function.name.as_str())));
+                    let called = message.tool_call_id.as_deref().and_then(|id| names.get(id).copied());
+                    let name = message.name.as_deref().or(called).filter(|_| role == "tool");
                     turns.push(Message {
                         role: role.to_owned(),
                         content,
                         tool_calls,
                         tool_call_id: message.tool_call_id.clone().filter(|_| role == "tool"),
-                        name: name.filter(|_| role == "tool"),
+                        name: name.map(str::to_owned),
                     });
                 }
                 "user" | "tool" => return wrong("tool_calls", "the assistant alone calls tools".to_owned()),
@@ -137,12 +143,6 @@ impl Conversation {
         let asked = self.turns.iter().rev().find(|turn| turn.role == "user");
         asked.map_or("", |turn| turn.content.as_str())
     }
-}
-
-/// The name of the tool that a call of this id called.
-fn name_of_call(turns: &[Message], id: &str) -> Option<String> {
-    let mut calls = turns.iter().rev().flat_map(|turn| &turn.tool_calls);
-    calls.find(|call| call.id == id).map(|call| call.name.clone())
 }
 
 impl ChatMessage {
@@ -203,5 +203,52 @@ impl ChatMessage {
             ToolCall { id: call.id.clone(), name: call.function.name.clone(), arguments }
         };
         self.tool_calls.iter().flatten().map(call).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    fn calling(calls: impl IntoIterator<Item = (String, String)>) -> ChatMessage {
+        let mut message = ChatMessage::calling();
+        calls.into_iter().for_each(|(id, name)| message.add_call(id, name, Value::Null));
+        message
+    }
+
+    #[test]
+    fn a_result_is_of_the_latest_call_of_its_id() {
+        let calls = |calls: &[(&str, &str)]| {
+            calling(calls.iter().map(|(id, name)| (id.to_string(), name.to_string())))
+        };
+        let result = |id: &str| ChatMessage::result(id.to_owned(), "5 Nm".to_owned());
+        let messages = [
+            ChatMessage::said("user", "How tight?".to_owned()),
+            calls(&[("a", "first"), ("a", "second"), ("b", "third")]),
+            result("a"),
+            calls(&[("b", "fourth"), ("b", "fifth")]),
+            result("b"),
+            result("a"),
+            result("c"),
+            ChatMessage { name: Some("own".to_owned()), ..result("a") },
+        ];
+        let turns = Conversation::of(&messages).unwrap().turns;
+        let results = turns.iter().filter(|turn| turn.role == "tool");
+        let names: Vec<Option<&str>> = results.map(|turn| turn.name.as_deref()).collect();
+        assert_eq!(names, [Some("first"), Some("fourth"), Some("first"), None, Some("own")]);
+    }
+
+    #[test]
+    fn results_find_their_calls_among_many() {
+        let id = |index: usize| format!("call-{index}");
+        let mut messages = vec![calling((0..100_000).map(|index| (id(index), "torque".to_owned())))];
+        messages.extend((0..100_000).map(|index| ChatMessage::result(id(index), String::new())));
+        messages.push(ChatMessage::said("user", "How tight?".to_owned()));
+        let began = Instant::now();
+        let turns = Conversation::of(&messages).unwrap().turns;
+        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+        assert_eq!(turns[100_000].name.as_deref(), Some("torque"));
     }
 }
