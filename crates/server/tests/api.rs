@@ -918,7 +918,25 @@ async fn requests_have_a_bound_of_tokens() {
     }
     // Texts beyond all doubt are not tokenised.
     let text = "x".repeat(481);
+    let tool = |more: Value| json!([{ "type": "function", "function": more }]);
+    let described = tool(json!({ "name": "f", "description": text }));
+    let with_parameters = tool(json!({ "name": "f", "parameters": { "description": text } }));
+    let called = |function: Value| {
+        let call = json!({ "id": "a", "function": function });
+        json!([{ "role": "user", "content": "x" }, { "role": "assistant", "tool_calls": [call] },
+            { "role": "tool", "tool_call_id": "a", "name": "f", "content": "y" }])
+    };
     for (path, body) in [
+        ("/tokenize", json!({ "messages": messages("x"), "tools": described })),
+        ("/tokenize", json!({ "messages": called(json!({ "name": text })) })),
+        ("/v1/chat/completions", json!({ "messages": messages("x"), "tools": described })),
+        ("/v1/chat/completions", json!({ "messages": messages("x"), "tools": with_parameters })),
+        ("/v1/chat/completions", json!({ "messages": called(json!({ "name": text })) })),
+        ("/v1/chat/completions", json!({ "messages": called(json!({ "name": "f", "arguments": text })) })),
+        (
+            "/v1/responses",
+            json!({ "input": "x", "tools": [{ "type": "function", "name": "f", "description": text }] }),
+        ),
         ("/tokenize", json!({ "prompt": text })),
         ("/tokenize", json!({ "messages": messages(&text) })),
         ("/v1/completions", json!({ "prompt": text })),
@@ -931,6 +949,10 @@ async fn requests_have_a_bound_of_tokens() {
         let message = error["message"].as_str().unwrap();
         assert!(status == 413 && message.contains("480 bytes"), "{path}: {error}");
     }
+    // Tools that the model is not told of do not count.
+    let body =
+        json!({ "messages": messages("x"), "tools": described, "tool_choice": "none", "max_tokens": 1 });
+    assert_eq!(ask(&router, "POST", "/v1/chat/completions", None, body).await.status(), 200);
 }
 
 /// Without a number, or with -1, an answer has as many tokens as the server says, and otherwise as the context leaves.

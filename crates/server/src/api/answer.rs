@@ -183,7 +183,12 @@ fn draw(
     let engine = &tenant.engine;
     let conversation = (input == Input::Messages).then(|| request.conversation()).transpose()?;
     let continued = if conversation.is_none() { request.prompts()? } else { Vec::new() };
-    let asked = conversation.as_ref().map_or(0, Conversation::bytes);
+    let tools = request.tool_use()?;
+    if tools.is_some() && input == Input::Prompt {
+        return Err(ApiError::field("tools", "tools are for chats: a text to continue calls none"));
+    }
+    let asked =
+        conversation.as_ref().map_or(0, Conversation::bytes) + tools.as_ref().map_or(0, ToolUse::bytes);
     let bytes = continued.iter().map(Continued::bytes).sum::<usize>()
         + request.documents.as_ref().map_or(0, Documents::bytes);
     app.state.scheduler.check_text(asked + bytes)?;
@@ -197,10 +202,6 @@ fn draw(
         }
         (None, _) => String::new(),
     };
-    let tools = request.tool_use()?;
-    if tools.is_some() && input == Input::Prompt {
-        return Err(ApiError::field("tools", "tools are for chats: a text to continue calls none"));
-    }
     let finder = SourceFinder { corpus: &app.state.corpus, engine, whole_documents };
     let documents = (request.documents.as_ref(), app.state.options.max_documents_per_request);
     let mut sources = sources(&finder, documents, &question, request.refrain.search)?;

@@ -74,10 +74,14 @@ pub(super) struct Conversation {
 }
 
 impl Conversation {
-    /// Bytes of the messages' texts.
+    /// Bytes of what the messages add to the prompt: their texts, and the calls of tools.
     pub(super) fn bytes(&self) -> usize {
-        let turns = self.turns.iter().map(|turn| turn.content.len());
-        self.system.as_ref().map_or(0, String::len) + turns.sum::<usize>()
+        let call = |call: &ToolCall| call.id.len() + call.name.len() + call.arguments.to_string().len();
+        let turn = |turn: &Message| {
+            let result = turn.tool_call_id.iter().chain(&turn.name).map(String::len).sum::<usize>();
+            turn.content.len() + result + turn.tool_calls.iter().map(call).sum::<usize>()
+        };
+        self.system.as_ref().map_or(0, String::len) + self.turns.iter().map(turn).sum::<usize>()
     }
 
     /// Takes the messages of a chat apart. Where none is the user's, the last system message is taken for it.

@@ -88,9 +88,10 @@ pub(super) async fn tokenize(
             }
             (None, Some(messages)) => {
                 let conversation = Conversation::of(messages)?;
-                scheduler.check_text(conversation.bytes())?;
-                let Conversation { system, turns } = conversation;
                 let tools = ToolUse::of(request.tools.as_deref().unwrap_or_default(), None, None)?;
+                let bytes = conversation.bytes() + tools.as_ref().map_or(0, ToolUse::bytes);
+                scheduler.check_text(bytes)?;
+                let Conversation { system, turns } = conversation;
                 let tools = tools.map(|tools| tools.tools).unwrap_or_default();
                 let thinking = request.chat_template_kwargs.unwrap_or_default().enable_thinking;
                 let around = Instructions { system, tools, thinking, ..Instructions::default() };

@@ -109,6 +109,11 @@ impl ToolUse {
         Ok(Some(ToolUse { tools, names, must, parallel: parallel.unwrap_or(true) }))
     }
 
+    /// Bytes of what the tools add to the prompt.
+    pub(crate) fn bytes(&self) -> usize {
+        self.tools.iter().map(|tool| tool.to_string().len()).sum()
+    }
+
     /// Whether the answer must be calls.
     pub(crate) fn is_forced(&self) -> bool {
         self.must != Must::Nothing
