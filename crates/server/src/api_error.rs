@@ -215,7 +215,8 @@ impl From<CorpusError> for ApiError {
             CorpusError::TooLarge { .. } => ApiError::too_large(message),
             CorpusError::ObjectStore(_) | CorpusError::Sharing(_) => {
                 tracing::error!(error = message, "the object store could not be asked for a document");
-                let message = "whether the document is there cannot be told now, since the object store cannot be asked: the server's log                                says why";
+                let message = "the object store cannot be asked, so whether the document is there is not known now: send the request again \
+                               later; the server's log says why";
                 ApiError {
                     code: Some("documents_unavailable"),
                     retry_after: Some(RETRY_OBJECT_STORE),
@@ -225,5 +226,19 @@ impl From<CorpusError> for ApiError {
             CorpusError::Engine(error) => error.into(),
             error => ApiError::internal(&error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_store_that_cannot_be_asked_has_the_request_sent_again() {
+        let error = ApiError::from(CorpusError::Sharing(String::new()));
+        let message = "the object store cannot be asked, so whether the document is there is not known now: send the request again later; \
+                       the server's log says why";
+        assert_eq!((error.code, error.message.as_str()), (Some("documents_unavailable"), message));
+        assert_eq!(error.retry_after, Some(RETRY_OBJECT_STORE));
     }
 }
