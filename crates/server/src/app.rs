@@ -266,6 +266,8 @@ mod tests {
 
     use axum::body::Body;
     use axum::http::{Request, header};
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
     use refrain::store::NamespaceKey;
     use serde_json::json;
     use tokio::sync::mpsc::unbounded_channel;
@@ -309,6 +311,40 @@ mod tests {
         }
         drop(permits);
         assert_eq!(send("/v1/chat/completions", &large).await.unwrap().status(), 200);
+        assert_eq!(in_flight(), 0);
+    }
+
+    /// The files count too, which are held in memory until the last is read.
+    #[tokio::test]
+    async fn texts_of_an_upload_count_as_in_flight_while_its_files_wait() {
+        let app = App::new(tiny_engine(), Options::new("tiny")).unwrap();
+        let in_flight = || app.state.bytes_in_flight.load(Relaxed);
+        let mut permits = Vec::new();
+        for _ in 0..MAX_READING {
+            permits.push(app.state.reading.acquire("").await.unwrap());
+        }
+        let file = |text: &str| json!({ "file": { "name": "a.txt", "data": STANDARD.encode(text) } });
+        let documents =
+            json!([{ "title": "Torque", "text": "A bolt is tight." }, file("A saddle."), file("A lever.")]);
+        let request = Request::post("/v1/documents").header(header::CONTENT_TYPE, "application/json");
+        let body = Body::from(json!({ "documents": documents }).to_string());
+        let mut answer = Box::pin(router(app.clone()).oneshot(request.body(body).unwrap()));
+        assert!(timeout(Duration::from_millis(100), &mut answer).await.is_err());
+        let given = "TorqueA bolt is tight.A saddle.A lever.".len();
+        assert_eq!(in_flight(), given);
+        // The turn of the first file comes, the second one waits behind another request.
+        let mut next = Box::pin(app.state.reading.acquire("other"));
+        assert!(timeout(Duration::from_millis(10), &mut next).await.is_err());
+        permits.pop();
+        let _next = timeout(Duration::from_secs(60), async {
+            tokio::select! { permit = next => permit, _ = &mut answer => panic!("a file was not waited for") }
+        });
+        let _next = _next.await.unwrap().unwrap();
+        assert!(timeout(Duration::from_millis(100), &mut answer).await.is_err());
+        let read = "aA saddle.".len();
+        assert_eq!(in_flight(), given + read);
+        drop(permits);
+        assert_eq!(timeout(Duration::from_secs(60), answer).await.unwrap().unwrap().status(), 200);
         assert_eq!(in_flight(), 0);
     }
 

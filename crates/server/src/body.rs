@@ -55,11 +55,26 @@ impl HeldBytes {
     /// # Errors
     /// If there are too many bytes in flight.
     pub fn new(bytes_in_flight: &Arc<AtomicUsize>, options: &Options, bytes: usize) -> Result<HeldBytes> {
-        let held = HeldBytes { bytes_in_flight: bytes_in_flight.clone(), bytes, since: Instant::now() };
-        match bytes_in_flight.fetch_add(bytes, Relaxed) + bytes > max_in_flight(options) {
-            true => Err(busy()),
-            false => Ok(held),
-        }
+        let mut held =
+            HeldBytes { bytes_in_flight: bytes_in_flight.clone(), bytes: 0, since: Instant::now() };
+        held.resize(options, bytes)?;
+        Ok(held)
+    }
+
+    /// Counts so many bytes in place of those before.
+    ///
+    /// # Errors
+    /// If they are more, and there are too many bytes in flight.
+    pub(crate) fn resize(&mut self, options: &Options, bytes: usize) -> Result<()> {
+        let before = std::mem::replace(&mut self.bytes, bytes);
+        self.bytes_in_flight.fetch_sub(before, Relaxed);
+        let all = self.bytes_in_flight.fetch_add(bytes, Relaxed) + bytes;
+        if bytes > before && all > max_in_flight(options) { Err(busy()) } else { Ok(()) }
+    }
+
+    /// The number of bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// The time from which they are held: that of the request's arrival.

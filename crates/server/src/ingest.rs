@@ -36,25 +36,22 @@ pub(crate) struct Ingested {
 }
 
 impl Ingest {
-    /// Cuts documents into chunks, and submits a job that prefills them. With `unlimited`, for the server's own documents,
-    /// neither their tokens nor their time are bounded.
+    /// Cuts documents into chunks, and submits a job that prefills them. The bytes of the documents are held until these are stored; of the
+    /// server's own documents none are, and neither their tokens nor their time are bounded.
     ///
     /// # Errors
     /// If a text cannot be tokenised, the request exceeds a limit, the quota has no room for all of it, or the queue is full.
     pub(crate) async fn submit(
         app: App,
         tenant: Tenant,
-        documents: Vec<Document>,
+        (documents, held): (Vec<Document>, Option<HeldBytes>),
         method: Method,
-        unlimited: bool,
     ) -> Result<Ingest> {
         let (sender, events) = unbounded_channel();
         let (preprocessing, namespace) = (app.clone(), tenant.namespace().to_owned());
-        let bytes = documents.iter().map(|document| document.title.len() + document.text.len()).sum();
-        if !unlimited {
-            app.state.scheduler.check_text(bytes)?;
+        if let Some(held) = &held {
+            app.state.scheduler.check_text(held.bytes())?;
         }
-        let held = (!unlimited).then(|| app.hold(bytes)).transpose()?;
         let arrived = Instant::now();
         let work = move || {
             let with_contexts = !method.statistics().is_empty();
@@ -63,11 +60,11 @@ impl Ingest {
             app.state.corpus.documents().check_room(tenant.namespace(), &new)?;
             let (scheduler, engine) = (&app.state.scheduler, tenant.engine.clone());
             admit(&engine, || new.iter().map(|new| new.chunks.clone()).collect());
-            if !unlimited {
+            if held.is_some() {
                 let tokens = new.iter().flat_map(|new| &new.chunks).map(Vec::len).sum();
                 scheduler.check_tokens(tokens)?;
             }
-            let timeout = unlimited.then_some(NO_TIMEOUT);
+            let timeout = held.is_none().then_some(NO_TIMEOUT);
             let ingest = engine.start_ingest(&documents, &method)?;
             let jobs = vec![(Job::Ingest(Box::new(ingest)), sender)];
             scheduler.submit(&engine, jobs, arrived, timeout)?;
@@ -144,7 +141,7 @@ impl App {
     pub async fn ingest(&self, documents: Vec<Document>) -> std::result::Result<usize, ApiError> {
         let tenant = Tenant { engine: self.state.engine.clone(), name: String::new() };
         let method = self.method("method", None)?;
-        let ingest = Ingest::submit(self.clone(), tenant, documents, method.built, true).await?;
+        let ingest = Ingest::submit(self.clone(), tenant, (documents, None), method.built).await?;
         Ok(ingest.finish().await?.documents.len())
     }
 }

@@ -189,12 +189,12 @@ impl AddDocumentsResponse {
 pub(super) async fn add(
     State(app): State<App>,
     tenant: Tenant,
-    Upload { given, stream, method }: Upload,
+    Upload { given, held, stream, method }: Upload,
 ) -> Result<Response> {
     let method = app.method("method", method.as_ref())?;
     app.state.scheduler.check_queue()?;
-    let Read { documents, failures } = files::read(&app, &tenant, given).await?;
-    let ingest = Ingest::submit(app, tenant, documents, method.built, false).await?;
+    let Read { documents, held, failures } = files::read(&app, &tenant, (given, held)).await?;
+    let ingest = Ingest::submit(app, tenant, (documents, Some(held)), method.built).await?;
     if !stream {
         let ingested = ingest.finish().await?;
         return Ok(axum::Json(AddDocumentsResponse::new(ingested, failures)).into_response());

@@ -9,6 +9,7 @@ use refrain::engine::Document;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::extract::HeldBytes;
 use crate::api_error::{ApiError, Result};
 use crate::app::App;
 use crate::tenant::Tenant;
@@ -45,22 +46,24 @@ pub(super) struct FileFailure {
 }
 
 /// The documents of a request, its files read.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Read {
     pub(super) documents: Vec<Document>,
+    /// The bytes of the documents' titles and texts.
+    pub(super) held: HeldBytes,
     pub(super) failures: Vec<FileFailure>,
 }
 
-/// Reads the files among the documents of a request.
+/// Reads the files among the documents of a request, whose bytes are held.
 ///
 /// # Errors
 /// If there are too many documents or too much text, no file can be read and there is nothing beside, or reading takes too long.
-pub(super) async fn read(app: &App, tenant: &Tenant, given: Vec<Given>) -> Result<Read> {
+pub(super) async fn read(app: &App, tenant: &Tenant, (given, held): (Vec<Given>, HeldBytes)) -> Result<Read> {
     let limit = app.state.options.max_documents_per_request;
     if given.is_empty() || given.len() > limit {
         return Err(ApiError::field("documents", format!("give 1 to {limit} documents")));
     }
-    let read = read_files(app, tenant, given).await?;
+    let read = read_files(app, tenant, (given, held)).await?;
     if read.documents.is_empty() {
         return Err(unreadable(&read.failures));
     }
@@ -72,45 +75,59 @@ pub(super) async fn read(app: &App, tenant: &Tenant, given: Vec<Given>) -> Resul
     Ok(read)
 }
 
-/// Reads files one after the other on a thread that may block: each takes a turn of its key. The files count among the bytes in flight until the last is read.
-async fn read_files(app: &App, tenant: &Tenant, given: Vec<Given>) -> Result<Read> {
-    let bytes =
-        given.iter().map(|given| if let Given::File(file) = given { file.bytes.len() } else { 0 }).sum();
-    let held = Arc::new(app.hold(bytes)?);
+/// Reads files one after the other on a thread that may block: each takes a turn of its key. The files count among the bytes in flight until the last is
+/// read, and texts from the time at which they are there.
+async fn read_files(app: &App, tenant: &Tenant, (given, mut held): (Vec<Given>, HeldBytes)) -> Result<Read> {
+    let (mut texts, mut files) = (0, 0);
+    for given in &given {
+        match given {
+            Given::Document(document) => texts += text_bytes(document),
+            Given::File(file) => files += file.title.len() + file.bytes.len(),
+        }
+    }
+    held.resize(&app.state.options, texts)?;
+    let files = Arc::new(app.hold(files)?);
     let options = &app.state.options;
     let (max_text, until) = (options.max_body, Instant::now() + options.limits.request_timeout);
-    let (mut read, mut text) = (Read::default(), 0);
+    let mut read = Read { documents: Vec::new(), held, failures: Vec::new() };
     for given in given {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             let message = "the files took too long to read; send fewer at a time";
             return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message));
         }
-        let before = read.documents.len();
         match given {
             Given::Document(document) => read.documents.push(document),
             Given::File(file) => {
-                let held = held.clone();
+                let files = files.clone();
                 let work = move || {
-                    let _held = held;
+                    let _files = files;
                     Ok(file.read())
                 };
                 match app.read_file(tenant.namespace(), left, work).await? {
-                    Ok(documents) => read.documents.extend(documents),
+                    Ok(documents) => {
+                        texts += documents.iter().map(text_bytes).sum::<usize>();
+                        read.documents.extend(documents);
+                    }
                     Err(failure) => read.failures.push(failure),
                 }
+                // Compressed files may hold many times their bytes.
+                if texts > max_text {
+                    let message = format!(
+                        "the documents hold more than {max_text} bytes of text; send fewer at a time"
+                    );
+                    return Err(ApiError::too_large(message));
+                }
+                read.held.resize(options, texts)?;
             }
-        }
-        let found = &read.documents[before..];
-        text += found.iter().map(|found| found.title.len() + found.text.len()).sum::<usize>();
-        // Compressed files may hold many times their bytes.
-        if text > max_text {
-            let message =
-                format!("the documents hold more than {max_text} bytes of text; send fewer at a time");
-            return Err(ApiError::too_large(message));
         }
     }
     Ok(read)
+}
+
+/// Bytes of a document's title and text.
+fn text_bytes(document: &Document) -> usize {
+    document.title.len() + document.text.len()
 }
 
 impl File {

@@ -14,7 +14,7 @@ use serde::de::{Deserializer, Error, Visitor};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::extract::{Json, has_type, receive};
+use super::extract::{HeldBytes, Json, has_type, receive};
 use super::files::{File, Given};
 use super::request::{fusion_method, null_is_default};
 use crate::api_error::{ApiError, Result};
@@ -75,6 +75,8 @@ pub(super) struct FileForm {
 #[derive(Debug)]
 pub(super) struct Upload {
     pub(super) given: Vec<Given>,
+    /// The bytes of the body.
+    pub(super) held: HeldBytes,
     pub(super) stream: bool,
     pub(super) method: Option<Value>,
 }
@@ -84,8 +86,8 @@ impl FromRequest<App> for Upload {
 
     async fn from_request(request: Request<Body>, app: &App) -> Result<Upload> {
         if !has_type(request.headers(), "multipart/form-data") {
-            let Json(request, _held) = Json::<AddDocumentsRequest>::from_request(request, app).await?;
-            return request.into_upload();
+            let Json(request, held) = Json::<AddDocumentsRequest>::from_request(request, app).await?;
+            return request.into_upload(held);
         }
         // A browser lets pages of other origins send forms without a preflight; a gateway has checked it.
         if app.signed_tenant(request.headers()).is_err() {
@@ -93,17 +95,19 @@ impl FromRequest<App> for Upload {
         }
         // The form is parsed after the body has passed the server's limits.
         let headers = request.headers().clone();
-        let mut received = Request::new(Body::from(receive(request, app).await?));
+        let bytes = receive(request, app).await?;
+        let held = app.hold(bytes.len())?;
+        let mut received = Request::new(Body::from(bytes));
         *received.headers_mut() = headers;
         DefaultBodyLimit::disable().apply(&mut received);
         let form =
             Multipart::from_request(received, app).await.map_err(|error| malformed(error.body_text()))?;
-        Ok(FileForm::read(form).await?.into_upload())
+        Ok(FileForm::read(form).await?.into_upload(held))
     }
 }
 
 impl AddDocumentsRequest {
-    fn into_upload(self) -> Result<Upload> {
+    fn into_upload(self, held: HeldBytes) -> Result<Upload> {
         let AddDocumentsRequest { title, text, file, documents, stream, method } = self;
         let given = match (text, file, documents) {
             (None, None, Some(documents)) => {
@@ -121,7 +125,7 @@ impl AddDocumentsRequest {
                 ));
             }
         };
-        Ok(Upload { given, stream, method })
+        Ok(Upload { given, held, stream, method })
     }
 }
 
@@ -172,12 +176,12 @@ impl FileForm {
         Ok(form)
     }
 
-    fn into_upload(self) -> Upload {
+    fn into_upload(self, held: HeldBytes) -> Upload {
         let given = |FileUpload { name, data }| {
             Given::File(File { name, bytes: data, title: String::new(), param: "file".to_owned() })
         };
         let given = self.file.into_iter().map(given).collect();
-        Upload { given, stream: self.stream, method: self.method.map(Value::String) }
+        Upload { given, held, stream: self.stream, method: self.method.map(Value::String) }
     }
 }
 
