@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::Instant;
 
 use axum::http::{HeaderMap, StatusCode};
 use refrain::corpus::{Corpus, LocalDocuments, SyncThread, open_documents};
@@ -135,46 +135,51 @@ impl App {
         Ok(App { state: Arc::new(state) })
     }
 
+    /// The time at which a request that arrived then is late.
+    pub(crate) fn deadline(&self, arrived: Instant) -> Instant {
+        arrived + self.state.options.limits.request_timeout
+    }
+
     /// Runs `work` of the key with this namespace, such as tokenising, which takes time and memory before the scheduler knows of the request.
     /// Only few requests do so at a time, also when their clients have left, and keys take turns.
     ///
     /// # Errors
-    /// If its turn does not come within [`Limits::request_timeout`], or `work` fails.
+    /// If its turn does not come before `deadline`, or `work` fails.
     pub(crate) async fn preprocess<T: Send + 'static>(
         &self,
         namespace: &str,
+        deadline: Instant,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let limit = self.state.options.limits.request_timeout;
-        spawn_permitted((&self.state.preprocessing, namespace), limit, work).await
+        spawn_permitted((&self.state.preprocessing, namespace), deadline, work).await
     }
 
     /// Runs `work` of the key with this namespace, which compiles a grammar. Only few grammars are compiled at a time, also when their clients have
     /// left, and keys take turns.
     ///
     /// # Errors
-    /// If its turn does not come within [`Limits::request_timeout`], or `work` fails.
+    /// If its turn does not come before `deadline`, or `work` fails.
     pub(crate) async fn compile_grammar<T: Send + 'static>(
         &self,
         namespace: &str,
+        deadline: Instant,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let limit = self.state.options.limits.request_timeout;
-        spawn_permitted((&self.state.compiling, namespace), limit, work).await
+        spawn_permitted((&self.state.compiling, namespace), deadline, work).await
     }
 
     /// Runs `work` of the key with this namespace, which reads a file of a request. Only few files are read at a time, also when their clients have
     /// left, and keys take turns.
     ///
     /// # Errors
-    /// If its turn does not come within `limit`, or `work` fails.
+    /// If its turn does not come before `deadline`, or `work` fails.
     pub(crate) async fn read_file<T: Send + 'static>(
         &self,
         namespace: &str,
-        limit: Duration,
+        deadline: Instant,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        spawn_permitted((&self.state.reading, namespace), limit, work).await
+        spawn_permitted((&self.state.reading, namespace), deadline, work).await
     }
 
     /// The tenant whom a gateway has signed a request of.
@@ -263,6 +268,7 @@ impl App {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::channel;
+    use std::time::Duration;
 
     use axum::body::Body;
     use axum::http::{Request, header};
@@ -349,6 +355,39 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn late_work_is_not_begun() {
+        let app = App::new(tiny_engine(), Options::new("tiny")).unwrap();
+        let late = Some(ApiError::timeout());
+        let work = || -> Result<()> { panic!("late work has begun") };
+        let now = Instant::now();
+        assert_eq!(app.preprocess("", now, work).await.err(), late, "a permit is free");
+        assert_eq!(app.compile_grammar("", now, work).await.err(), late);
+        assert_eq!(app.read_file("", now, work).await.err(), late);
+    }
+
+    /// Each step of a request waits for a permit. The later ones have what the earlier ones have left of the request's time.
+    #[tokio::test]
+    async fn the_steps_of_a_request_wait_within_its_time_all_together() {
+        let mut options = Options::new("tiny");
+        options.limits.request_timeout = Duration::from_secs(2);
+        let app = App::new(tiny_engine(), options).unwrap();
+        let acquire = async |permits: &Permits| {
+            [permits.acquire("").await.unwrap(), permits.acquire("").await.unwrap()]
+        };
+        let (preprocessing, _compiling) =
+            (acquire(&app.state.preprocessing).await, acquire(&app.state.compiling).await);
+        let messages = json!([{ "role": "user", "content": "How tight is a bolt?" }]);
+        let body = json!({ "messages": messages, "response_format": { "type": "json_object" } }).to_string();
+        let request = Request::post("/v1/chat/completions").header(header::CONTENT_TYPE, "application/json");
+        let began = Instant::now();
+        let mut answer = Box::pin(router(app.clone()).oneshot(request.body(Body::from(body)).unwrap()));
+        assert!(timeout(Duration::from_millis(1200), &mut answer).await.is_err());
+        drop(preprocessing);
+        assert_eq!(answer.await.unwrap().status(), 504);
+        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    }
+
+    #[tokio::test]
     async fn one_keys_work_leaves_room_for_another_keys() {
         let key: NamespaceKey = "5e".repeat(32).parse().unwrap();
         let options = Options { namespace_key: Some(key), ..Options::new("tiny") };
@@ -375,13 +414,13 @@ mod tests {
                     let _ = released.recv();
                     Ok(())
                 };
-                app.preprocess("", work).await
+                app.preprocess("", app.deadline(Instant::now()), work).await
             });
             begun.recv().await.unwrap();
             request.abort();
             assert!(request.await.unwrap_err().is_cancelled());
         }
-        let mut third = Box::pin(app.preprocess("", || Ok(3)));
+        let mut third = Box::pin(app.preprocess("", app.deadline(Instant::now()), || Ok(3)));
         assert!(timeout(Duration::from_millis(200), &mut third).await.is_err(), "the first two still work");
         drop(releases.pop());
         assert_eq!(timeout(Duration::from_secs(60), third).await.unwrap().unwrap(), 3);

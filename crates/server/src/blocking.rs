@@ -1,8 +1,8 @@
 //! Work that would hold up the threads of the runtime.
 
-use std::time::Duration;
+use std::time::Instant;
 
-use tokio::time::timeout;
+use tokio::time::timeout_at;
 use tracing::Span;
 
 use crate::api_error::{ApiError, Result};
@@ -20,20 +20,21 @@ pub(crate) async fn spawn_blocking<T: Send + 'static>(
     done.map_err(|error| ApiError::internal(&error))?
 }
 
-/// Runs `work` as [`spawn_blocking`] does once `key` has one of `permits`, for which it waits for `limit` at most. Work whose client leaves
-/// before is not begun; work that has begun goes on, and keeps its permit.
+/// Runs `work` as [`spawn_blocking`] does once `key` has one of `permits`. Work whose client leaves before, or whose `deadline` has passed,
+/// is not begun; work that has begun goes on, and keeps its permit.
 ///
 /// # Errors
-/// If no permit is left in time, or `work` fails or panics.
+/// If the work does not begin before the deadline, or `work` fails or panics.
 pub(crate) async fn spawn_permitted<T: Send + 'static>(
     (permits, key): (&Permits, &str),
-    limit: Duration,
+    deadline: Instant,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let permit = timeout(limit, permits.acquire(key)).await.map_err(|_| ApiError::timeout())??;
+    let permit =
+        timeout_at(deadline.into(), permits.acquire(key)).await.map_err(|_| ApiError::timeout())??;
     spawn_blocking(move || {
         let _permit = permit;
-        work()
+        if Instant::now() >= deadline { Err(ApiError::timeout()) } else { work() }
     })
     .await
 }

@@ -52,7 +52,8 @@ impl Ingest {
         if let Some(held) = &held {
             app.state.scheduler.check_text(held.bytes())?;
         }
-        let arrived = Instant::now();
+        let arrived = held.as_ref().map_or_else(Instant::now, HeldBytes::since);
+        let deadline = if held.is_some() { app.deadline(arrived) } else { arrived + NO_TIMEOUT };
         let work = move || {
             let with_contexts = !method.statistics().is_empty();
             let cut = |document: &Document| NewDocument::cut(&tenant.engine, document.clone(), with_contexts);
@@ -70,7 +71,7 @@ impl Ingest {
             scheduler.submit(&engine, jobs, arrived, timeout)?;
             Ok(Ingest { app, tenant, documents: new, _held: held, events })
         };
-        preprocessing.preprocess(&namespace, work).await
+        preprocessing.preprocess(&namespace, deadline, work).await
     }
 
     /// Waits until the documents are prefilled, then stores and indexes them.

@@ -92,7 +92,7 @@ pub(super) async fn ask(
         let (app, method, eviction) = (app.clone(), method.built.clone(), policy.built.clone());
         move || Ok((prepare(&app, tenant, &request, input, (&*method, &eviction))?, held))
     };
-    let (prepared, held) = app.preprocess(&namespace, work).await?;
+    let (prepared, held) = app.preprocess(&namespace, app.deadline(arrived), work).await?;
     let Prepared { tenant, drawn: Drawn { prompts, sources, tools }, samplings, form, echoed } = prepared;
     let (grammar, held) = compile(app, &tenant, form, held).await?;
     let sampling = samplings.first().ok_or_else(lost)?;
@@ -155,7 +155,7 @@ pub(super) async fn plan(
     request.check(&app.state.options.served_model_name)?;
     let method = app.method("refrain.method", request.refrain.method.as_ref())?;
     let whole_documents = !method.built.statistics().is_empty();
-    let namespace = tenant.namespace().to_owned();
+    let (namespace, deadline) = (tenant.namespace().to_owned(), app.deadline(held.since()));
     let work = {
         let app = app.clone();
         move || {
@@ -169,7 +169,7 @@ pub(super) async fn plan(
             Ok(ChunkPlan { chunks, prompt_tokens, charge })
         }
     };
-    app.preprocess(&namespace, work).await
+    app.preprocess(&namespace, deadline, work).await
 }
 
 /// Tokenises a request, and finds the documents that its answer draws on.
@@ -296,12 +296,12 @@ async fn compile(
     held: HeldBytes,
 ) -> Result<(Option<(Grammar, &'static str)>, HeldBytes)> {
     let Some((output, field)) = form else { return Ok((None, held)) };
-    let engine = tenant.engine.clone();
+    let (engine, deadline) = (tenant.engine.clone(), app.deadline(held.since()));
     let work = move || {
         let named = |error: EngineError| ApiError { param: Some(field.to_owned()), ..error.into() };
         Ok((Some((engine.grammar(&output).map_err(named)?, field)), held))
     };
-    app.compile_grammar(tenant.namespace(), work).await
+    app.compile_grammar(tenant.namespace(), deadline, work).await
 }
 
 /// The events of one answer, with its index.

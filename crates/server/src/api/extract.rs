@@ -56,7 +56,8 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for Json<T> {
             return Ok(Json(parse(&bytes)?, held));
         }
         // The parsed value may take many times the bytes of the body.
-        app.preprocess(tenant.namespace(), move || Ok(Json(parse(&bytes)?, held))).await
+        let deadline = app.deadline(held.since());
+        app.preprocess(tenant.namespace(), deadline, move || Ok(Json(parse(&bytes)?, held))).await
     }
 }
 

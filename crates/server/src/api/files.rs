@@ -88,23 +88,22 @@ async fn read_files(app: &App, tenant: &Tenant, (given, mut held): (Vec<Given>, 
     held.resize(&app.state.options, texts)?;
     let files = Arc::new(app.hold(files)?);
     let options = &app.state.options;
-    let (max_text, until) = (options.max_body, Instant::now() + options.limits.request_timeout);
+    let (max_text, deadline) = (options.max_body, app.deadline(held.since()));
     let mut read = Read { documents: Vec::new(), held, failures: Vec::new() };
     for given in given {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            let message = "the files took too long to read; send fewer at a time";
-            return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message));
-        }
         match given {
             Given::Document(document) => read.documents.push(document),
+            Given::File(_) if Instant::now() >= deadline => {
+                let message = "the files took too long to read; send fewer at a time";
+                return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message));
+            }
             Given::File(file) => {
                 let files = files.clone();
                 let work = move || {
                     let _files = files;
                     Ok(file.read())
                 };
-                match app.read_file(tenant.namespace(), left, work).await? {
+                match app.read_file(tenant.namespace(), deadline, work).await? {
                     Ok(documents) => {
                         texts += documents.iter().map(text_bytes).sum::<usize>();
                         read.documents.extend(documents);

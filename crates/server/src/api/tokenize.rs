@@ -74,6 +74,7 @@ pub(super) async fn tokenize(
     Json(request, held): Json<TokenizeRequest>,
 ) -> Result<Response> {
     let (namespace, scheduler) = (tenant.namespace().to_owned(), app.state.scheduler.clone());
+    let deadline = app.deadline(held.since());
     let work = move || {
         let _held = held;
         let engine = &tenant.engine;
@@ -105,7 +106,7 @@ pub(super) async fn tokenize(
         let max_model_len = engine.decoder().config().context;
         Ok(TokenizeResponse { count: tokens.len(), max_model_len, tokens, token_strs })
     };
-    Ok(axum::Json(app.preprocess(&namespace, work).await?).into_response())
+    Ok(axum::Json(app.preprocess(&namespace, deadline, work).await?).into_response())
 }
 
 /// Put tokens together to a text.
@@ -122,7 +123,7 @@ pub(super) async fn detokenize(
     Json(request, held): Json<DetokenizeRequest>,
 ) -> Result<Response> {
     app.state.scheduler.check_tokens(request.tokens.len())?;
-    let namespace = tenant.namespace().to_owned();
+    let (namespace, deadline) = (tenant.namespace().to_owned(), app.deadline(held.since()));
     let work = move || {
         let _held = held;
         let tokenizer = tenant.engine.tokenizer();
@@ -133,7 +134,7 @@ pub(super) async fn detokenize(
         }
         Ok(DetokenizeResponse { prompt: tokenizer.decode(&request.tokens, false) })
     };
-    Ok(axum::Json(app.preprocess(&namespace, work).await?).into_response())
+    Ok(axum::Json(app.preprocess(&namespace, deadline, work).await?).into_response())
 }
 
 /// Refuses embeddings.
