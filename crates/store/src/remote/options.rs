@@ -9,6 +9,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 use std::{fmt, fs};
 
+use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
 use object_store::{ObjectStore, parse_url_opts};
 use tokio::runtime::{Builder, Runtime};
@@ -95,6 +96,10 @@ impl RemoteOptions {
         // Somebody else may have chosen already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let (objects, prefix) = parse_url_opts(&url, given).map_err(|error| failed(error.to_string()))?;
+        if url.scheme() == "file" {
+            // An object whose writing was confirmed must be there after a loss of power: it counts as withdrawn where it is missing.
+            return Ok((Arc::new(LocalFileSystem::new().with_fsync(true)), prefix));
+        }
         Ok((objects.into(), prefix))
     }
 
@@ -152,5 +157,21 @@ fn prepare_folder(folder: &Path) -> Result<(), String> {
 impl fmt::Debug for RemoteOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RemoteOptions").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_in_a_folder_is_synced_before_its_writing_is_confirmed() {
+        let connect = |url: &str| RemoteOptions::new(url).connect();
+        let (objects, prefix) = connect("file:///a%20folder/library").unwrap();
+        assert!(format!("{objects:?}").contains("fsync: true"), "{objects:?}");
+        assert_eq!(prefix.as_ref(), "a folder/library");
+        for refused in ["file://host/folder", "folder"] {
+            assert!(connect(refused).is_err(), "{refused}");
+        }
     }
 }
