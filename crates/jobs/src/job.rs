@@ -192,7 +192,11 @@ impl Job {
     /// Ids of the items that failed, ascending.
     pub(crate) fn failed_ids(&self) -> Result<Vec<String>> {
         let listed = self.objects.list(FAILED)?.into_iter();
-        Ok(listed.filter_map(|object| object.name.strip_suffix(".json").map(str::to_owned)).collect())
+        let ids = listed.filter_map(|object| object.name.strip_suffix(".json").map(str::to_owned));
+        let mut ids: Vec<String> = ids.collect();
+        // The order of names is another: `a-b.json` comes before `a.json`.
+        ids.sort_unstable();
+        Ok(ids)
     }
 
     /// The items that failed, of whatever shards, by id.

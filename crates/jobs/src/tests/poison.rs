@@ -30,6 +30,15 @@ fn items_that_fail_are_tried_again_and_then_listed() {
     assert_eq!(ends, [(2, 1), (1, 2)]);
 }
 
+/// The names of two ids' objects have another order than the ids.
+#[test]
+fn an_id_that_begins_another_is_found_among_those_that_failed() {
+    let all = ["a", "a-b"].map(|id| Item { id: id.to_owned(), weight: 1, body: Body::Bad });
+    let job = planned(&in_memory(), &all, 2);
+    run(&job, &mut Notes::default());
+    assert_eq!(job.failed_ids().unwrap(), ["a", "a-b"]);
+}
+
 #[test]
 fn what_is_listed_is_not_tried_again() {
     let mut all = items(3);
