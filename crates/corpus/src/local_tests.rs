@@ -151,6 +151,25 @@ fn a_full_disk_costs_neither_quota_nor_the_store() {
     assert!(matches!(put(&store, "", &document("", "1"), &[]).unwrap_err(), Error::QuotaExceeded { .. }));
 }
 
+/// The number of chunks is another machine's until they are cut here, and may be any.
+#[test]
+fn token_ids_go_with_their_document_whatever_its_number_of_chunks() {
+    let store = LocalDocuments::open(None, u64::MAX).unwrap();
+    for chunks in [0, u32::MAX] {
+        let stored = put(&store, "", &document("", "text"), &[]).unwrap();
+        let other = put(&store, "", &document("", "other"), &[]).unwrap();
+        let row = serde_json::to_vec(&StoredDocument { chunks, ..stored.clone() }).unwrap();
+        let replace = |transaction: &WriteTransaction| {
+            transaction.open_table(METADATA)?.insert(("", stored.id.as_str()), row.as_slice())?;
+            Ok(())
+        };
+        store.database.write(replace).unwrap();
+        store.remove("", &stored.id, &[]).unwrap();
+        assert!(store.chunks("", &stored.id).unwrap().is_empty());
+        assert_eq!(store.chunks("", &other.id).unwrap().len(), 1);
+    }
+}
+
 /// Listing, pinning, removing and reading one chunk do not read the texts.
 #[test]
 fn texts_are_read_only_where_they_are_asked_for() {

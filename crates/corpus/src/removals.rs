@@ -127,7 +127,7 @@ fn remove_rows(
     let Some(removed) = removed else { return Ok(None) };
     mark_unpurged(transaction)?;
     transaction.open_table(TEXTS)?.remove((namespace, id))?;
-    remove_tokens(transaction, namespace, &removed)?;
+    remove_tokens(transaction, namespace, id)?;
     let mut bytes = transaction.open_table(STORED_BYTES)?;
     let stored = bytes.get(namespace)?.map_or(0, |row| row.value());
     bytes.insert(namespace, stored.saturating_sub(removed.stored_bytes))?;

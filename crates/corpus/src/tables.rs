@@ -174,7 +174,7 @@ pub(super) fn write_chunks(
     stored: &mut StoredDocument,
     segmented: &Segmented<'_>,
 ) -> Transacted<()> {
-    remove_tokens(transaction, namespace, stored)?;
+    remove_tokens(transaction, namespace, &stored.id)?;
     let mut table = transaction.open_table(TOKENS)?;
     for (index, tokens) in segmented.chunks.iter().enumerate() {
         let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
@@ -205,16 +205,10 @@ pub(super) fn write_keys(
 }
 
 /// Removes the token ids of all chunks of a document.
-pub(super) fn remove_tokens(
-    transaction: &WriteTransaction,
-    namespace: &str,
-    stored: &StoredDocument,
-) -> Transacted<()> {
+pub(super) fn remove_tokens(transaction: &WriteTransaction, namespace: &str, id: &str) -> Transacted<()> {
     let mut table = transaction.open_table(TOKENS)?;
-    for index in 0..stored.chunks {
-        table.remove((namespace, stored.id.as_str(), index))?;
-    }
-    Ok(())
+    // The number of chunks in the metadata may be that of another machine, which has nothing to do with the rows here.
+    Ok(table.retain_in((namespace, id, 0)..=(namespace, id, u32::MAX), |_, _| false)?)
 }
 
 /// Counts a new document's bytes, where the quota has room for them.

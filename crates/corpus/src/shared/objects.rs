@@ -142,6 +142,10 @@ pub(super) fn decode_document(bytes: &[u8], place: &Place) -> Result<FoundDocume
     if place_of(&namespace, &document_id(&document)) != *place {
         return Err(Unusable::Broken("it holds another document than its name says".to_owned()));
     }
+    // A chunk has at least a byte of text.
+    if u64::from(chunks) > MOST_TEXT {
+        return Err(Unusable::Broken(format!("no text that is shared has {chunks} chunks")));
+    }
     let keys = keys(&chunk_keys)?;
     Ok(FoundDocument { namespace: namespace.into_owned(), document, created, tokens, chunks, keys })
 }
@@ -299,8 +303,10 @@ mod tests {
         }
         let newer = String::from_utf8(bytes.clone()).unwrap().replace("\"version\":1", "\"version\":2");
         assert_eq!(decode_document(newer.as_bytes(), &place), Err(Unusable::Newer(2)));
-        let no_key = String::from_utf8(bytes).unwrap().replace("0303", "03zz");
-        assert!(matches!(decode_document(no_key.as_bytes(), &place), Err(Unusable::Broken(_))));
+        for (whole, broken) in [("0303", "03zz"), ("\"chunks\":2", "\"chunks\":4294967295")] {
+            let changed = String::from_utf8(bytes.clone()).unwrap().replace(whole, broken);
+            assert!(matches!(decode_document(changed.as_bytes(), &place), Err(Unusable::Broken(_))));
+        }
     }
 
     /// The largest text that is shared fits into its object, whatever its characters.
