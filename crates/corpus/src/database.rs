@@ -1,4 +1,4 @@
-//! A redb database that is opened again after a failed write, and whose file can be made anew.
+//! A redb database that is opened again after a failed read or write, and whose file can be made anew.
 //!
 //! The file is not trusted: the checksums of all its pages are verified when it is opened, and a panic of the database on a page that
 //! was damaged since becomes an error.
@@ -7,6 +7,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError, RwLock};
 
 use redb::{Builder, Database, DatabaseError, ReadTransaction, ReadableDatabase, WriteTransaction};
@@ -17,11 +18,13 @@ use crate::error::{Error, Result};
 /// Bytes of database pages kept in memory.
 const CACHE: usize = 64 << 20;
 
-/// A database. redb refuses every operation after a failed write, such as one to a full disk, so the database is opened again
-/// then.
+/// A database. redb refuses every operation on the file after one that failed, such as a write to a full disk, so the database is
+/// opened again then.
 pub(super) struct ReopeningDatabase {
     /// `None` only where the database could not be opened again.
     database: RwLock<Option<Database>>,
+    /// How often it was opened again.
+    reopened: AtomicU64,
     open: Box<Open>,
     /// The file, for errors.
     path: PathBuf,
@@ -40,9 +43,13 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    /// Whether the open database is of no use after it.
+    /// Whether the database refuses to use its file after it.
     fn is_of_file(&self) -> bool {
-        matches!(self, Failure::Damaged(_) | Failure::Database(redb::Error::Io(_) | redb::Error::PreviousIo))
+        matches!(self, Failure::Database(redb::Error::Io(_) | redb::Error::PreviousIo))
+    }
+
+    fn is_damage(&self) -> bool {
+        matches!(self, Failure::Damaged(_))
     }
 
     /// The error of a database in the file `path`.
@@ -101,7 +108,7 @@ impl ReopeningDatabase {
     ) -> Result<ReopeningDatabase> {
         let (path, open) = (path.to_owned(), Box::new(open));
         let database = RwLock::new(Some(opened(&*open, &path)?));
-        Ok(ReopeningDatabase { database, open, path, writing: Mutex::default() })
+        Ok(ReopeningDatabase { database, reopened: AtomicU64::new(0), open, path, writing: Mutex::default() })
     }
 
     /// Runs `work` in a write transaction, which is committed if it succeeds.
@@ -110,18 +117,13 @@ impl ReopeningDatabase {
     /// If `work` or the transaction fails.
     pub(super) fn write<T>(&self, work: impl FnOnce(&WriteTransaction) -> Transacted<T>) -> Result<T> {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let outcome = self.with_database(|database| {
+        let work = |database: &Database| {
             let transaction = database.begin_write()?;
             let done = work(&transaction)?;
             transaction.commit()?;
             Ok(done)
-        });
-        if outcome.as_ref().err().is_some_and(Failure::is_of_file)
-            && let Err(error) = self.reopen()
-        {
-            tracing::error!(%error, "the documents' database cannot be opened again");
-        }
-        outcome.map_err(|failure| failure.at(&self.path))
+        };
+        self.reopening_after(|failure| failure.is_of_file() || failure.is_damage(), work)
     }
 
     /// Runs `work` in a read transaction.
@@ -129,8 +131,25 @@ impl ReopeningDatabase {
     /// # Errors
     /// If `work` or the transaction fails.
     pub(super) fn read<T>(&self, work: impl FnOnce(&ReadTransaction) -> Transacted<T>) -> Result<T> {
-        let outcome = self.with_database(|database| work(&database.begin_read()?));
-        outcome.map_err(|failure| failure.at(&self.path))
+        // A damaged file is refused when it is opened again, and what else it holds can be read as it is open.
+        self.reopening_after(Failure::is_of_file, |database| work(&database.begin_read()?))
+    }
+
+    /// Runs `work`, and opens the database again after such a failure of it.
+    fn reopening_after<T>(
+        &self,
+        reopens: impl FnOnce(&Failure) -> bool,
+        work: impl FnOnce(&Database) -> Transacted<T>,
+    ) -> Result<T> {
+        let reopened = self.reopened.load(Relaxed);
+        self.with_database(work).map_err(|failure| {
+            if reopens(&failure)
+                && let Err(error) = self.reopen(reopened)
+            {
+                tracing::error!(%error, "the documents' database cannot be opened again");
+            }
+            failure.at(&self.path)
+        })
     }
 
     /// Replaces the database's `file` by a new one to which `copy` writes all that stays, if `is_due`. The name always leads to
@@ -175,8 +194,9 @@ impl ReopeningDatabase {
     fn with_database<T>(&self, work: impl FnOnce(&Database) -> Transacted<T>) -> Transacted<T> {
         let mut database = self.database.read().unwrap_or_else(PoisonError::into_inner);
         if database.is_none() {
+            let reopened = self.reopened.load(Relaxed);
             drop(database);
-            self.reopen().map_err(Failure::Other)?;
+            self.reopen(reopened).map_err(Failure::Other)?;
             database = self.database.read().unwrap_or_else(PoisonError::into_inner);
         }
         let closed = || Failure::Other(Error::Database("their file is closed".into()));
@@ -184,11 +204,16 @@ impl ReopeningDatabase {
         unless_it_panics(|| work(database))
     }
 
-    fn reopen(&self) -> Result<()> {
+    /// Opens the database again, unless another thread has done so since it had been `reopened` so often.
+    fn reopen(&self, reopened: u64) -> Result<()> {
         let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
+        if self.reopened.load(Relaxed) != reopened {
+            return Ok(());
+        }
         // The lock on the file must be released first.
         *database = None;
         *database = Some(opened(&*self.open, &self.path)?);
+        self.reopened.fetch_add(1, Relaxed);
         Ok(())
     }
 }

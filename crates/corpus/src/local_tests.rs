@@ -10,11 +10,12 @@ use super::*;
 use crate::migration;
 use crate::tables::{REMOVALS, document_id};
 
-/// A file in memory that counts the bytes read from it and refuses to be written where it is told to.
+/// A file in memory that counts the bytes read from it and refuses to be written or read where it is told to.
 #[derive(Clone, Debug, Default)]
 struct Disk {
     bytes: Arc<Mutex<Vec<u8>>>,
     is_full: Arc<AtomicBool>,
+    is_unreadable: Arc<AtomicBool>,
     read: Arc<AtomicU64>,
 }
 
@@ -24,6 +25,9 @@ impl StorageBackend for Disk {
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        if self.is_unreadable.load(Relaxed) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
         self.read.fetch_add(out.len() as u64, Relaxed);
         out.copy_from_slice(&self.bytes.lock().unwrap()[offset as usize..][..out.len()]);
         Ok(())
@@ -149,6 +153,39 @@ fn a_full_disk_costs_neither_quota_nor_the_store() {
     put(&store, "", &document("", "12345678"), &[2]).unwrap();
     assert_eq!(list(&store, "").len(), 2);
     assert!(matches!(put(&store, "", &document("", "1"), &[]).unwrap_err(), Error::QuotaExceeded { .. }));
+}
+
+/// Documents are read again as soon as the disk gives them, without a write in between.
+#[test]
+fn a_failed_read_costs_no_later_one() {
+    let disk = Disk::default();
+    // More than the database keeps in memory.
+    let text = document("", &"x".repeat(4 << 20));
+    let id = put(&disk.open(u64::MAX), "", &text, &[]).unwrap().id;
+    let store = disk.open(u64::MAX);
+    disk.is_unreadable.store(true, Relaxed);
+    for _ in 0..3 {
+        assert!(matches!(store.document("", &id), Err(Error::Database(_) | Error::Open { .. })));
+    }
+    disk.is_unreadable.store(false, Relaxed);
+    assert_eq!(store.document("", &id).unwrap(), text);
+}
+
+/// The file is opened again by several threads that have met one failure, and within a purge, which holds the turn to write.
+#[test]
+fn threads_that_meet_a_failure_open_the_file_again_and_wait_for_none_of_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = LocalDocuments::open(Some(folder.path()), u64::MAX).unwrap();
+    let id = put(&store, "", &document("", "text"), &[]).unwrap().id;
+    let fail = || Failure::from(redb::StorageError::Io(io::ErrorKind::TimedOut.into()));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| store.database.read(|_| -> Transacted<()> { Err(fail()) }).unwrap_err());
+        }
+    });
+    let file = store.file.as_ref().unwrap();
+    store.database.rewrite_if(file, |_| Err(fail()), |_, _| Ok(())).unwrap_err();
+    assert_eq!(store.document("", &id).unwrap().text, "text");
 }
 
 /// The number of chunks is another machine's until they are cut here, and may be any.
