@@ -1,11 +1,11 @@
 //! Bringing the replica of one document in line with its objects.
 
 use super::SharedDocuments;
-use super::objects::{Place, place_of};
+use super::objects::{Place, Unusable, place_of};
 use super::parts::Parts;
 use crate::document_store::{Change, ChangeKind, KeysOf};
 use crate::error::{Error, Result};
-use crate::notes::may_follow;
+use crate::notes::{Note, may_follow};
 
 impl SharedDocuments {
     /// Brings the replica of a document in line with its objects, unless this machine has changed it and they are not told. Gives what
@@ -36,10 +36,16 @@ impl SharedDocuments {
                 if !is_another && parts.keys.is_empty() && parts.pinned == known.pinned {
                     return Ok(None);
                 }
-                let found = if is_another { self.document_in(&place)?.and_then(Result::ok) } else { None };
+                let in_place = if is_another { self.document_in(&place)? } else { None };
+                let is_broken = matches!(in_place, Some(Err(Unusable::Broken(_))));
+                let found = in_place.and_then(Result::ok);
                 let found = found.as_ref().map(|found| (found, parts.e_tag.clone()));
                 let keys = self.all_keys(&place, &parts.keys)?;
                 self.local.adopt(namespace, id, found, parts.pinned, &keys)?;
+                // At once and without a note: a note that is told late would bring a document back that was removed meanwhile.
+                if is_broken && let Err(error) = self.publish(namespace, &place, Note::PUT) {
+                    tracing::warn!(%error, "the broken object of document {id} is replaced later");
+                }
                 let pinned = self.local.get(namespace, id).map_or(known.pinned, |now| now.pinned);
                 Ok(if pinned == known.pinned { None } else { change(ChangeKind::Pinned(pinned)) })
             }

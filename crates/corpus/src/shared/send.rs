@@ -100,7 +100,12 @@ impl SharedDocuments {
 
     /// Creates a document's object, with its pin. Where it is there, adopts what others know of it, and adds what only this machine
     /// knows. Says whether that has changed an object, and the entity tag of the document's object, if that was written.
-    fn publish(&self, namespace: &str, place: &Place, note: Note) -> Result<(bool, Option<String>)> {
+    pub(super) fn publish(
+        &self,
+        namespace: &str,
+        place: &Place,
+        note: Note,
+    ) -> Result<(bool, Option<String>)> {
         let document = match self.local.document(namespace, &place.id) {
             // It was removed meanwhile, which is noted by now.
             Err(Error::NotFound(_)) => return Ok((false, None)),

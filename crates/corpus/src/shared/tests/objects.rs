@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::shared::objects::{
     CHANGES, DOCUMENT, KEYS, LIBRARY, MOST_TEXT, PINNED, REMOVAL, encode_keys, place_of,
 };
+use crate::shared::{Collector, GarbageOptions};
 use crate::tables::document_id;
 
 fn id_of(text: &str) -> String {
@@ -83,6 +84,43 @@ fn a_broken_object_is_replaced_by_the_document_and_can_be_removed() {
     // Its removal is a removal.
     remove_all(&one.documents, "", &id_of("whole"));
     assert_eq!(one.objects.get(&name, 1 << 20).unwrap(), None);
+}
+
+/// A machine that has the document replaces its object when that is found broken, with the pin and keys of the others, and garbage
+/// is collected again.
+#[test]
+fn an_object_that_has_been_broken_is_replaced_by_a_machine_that_has_the_document() {
+    let bucket = Memory::new();
+    let (one, two) = (bucket.machine(), bucket.machine());
+    let id = put(&one.documents, "", "text", &[1]).unwrap().id;
+    sync(&two.documents);
+    put(&two.documents, "", "text", &[2]).unwrap();
+    two.documents.set_pinned("", &id, true).unwrap();
+    let (name, whole) = (place_of("", &id).name(DOCUMENT), object_of(&one, "text"));
+    one.objects.put(&name, whole[..whole.len() / 2].to_vec()).unwrap();
+    assert!(Collector::begin(&one.objects, &GarbageOptions::default()).is_err());
+    for _ in 0..2 {
+        one.list_next();
+        sync(&one.documents);
+        assert_eq!(one.documents.local.get("", &id).unwrap().published, Some(true));
+    }
+    assert_eq!(
+        one.documents.sharing().unwrap().broken,
+        2,
+        "it is read once by the look and once by the write"
+    );
+    let three = bucket.machine();
+    assert_eq!(sync(&three.documents).len(), 1);
+    let stored = three.documents.local.get("", &id).unwrap();
+    assert!(stored.pinned && stored.created == one.documents.local.get("", &id).unwrap().created);
+    assert_eq!(three.documents.local.chunk_keys("", &id).unwrap(), [1, 2].map(key));
+    assert_eq!(Collector::begin(&one.objects, &GarbageOptions::default()).unwrap().report().documents, 1);
+
+    let newer = String::from_utf8(whole).unwrap().replace("\"version\":1", "\"version\":2");
+    one.objects.put(&name, newer.clone().into_bytes()).unwrap();
+    one.list_next();
+    sync(&one.documents);
+    assert_eq!(one.objects.get(&name, 1 << 20).unwrap().unwrap(), newer.as_bytes());
 }
 
 /// Whatever lies beside no document is no document, and stands in no document's way.
