@@ -1,7 +1,8 @@
 //! Gated rows, activation(gate) · up, beside products of tiles.
 //!
-//! Shape of a step: one row of a gate's and an up's 32 columns, which becomes half of a tile's row pair, 32 `bf16`. Bound: the division, 32 cycles of a unit that
-//! products leave idle; a step takes some 40 operations of the vector units, a block of four products 64 to 100 cycles.
+//! Shape of a step: 32 columns of a gate and of an up, of one row, become a row of a tile, 32 `bf16`. Bound: two divisions, 16 cycles each of a unit
+//! that products leave idle; a step has some 40 operations of the vector units, and a block of four products takes 64 to 100 cycles. Measured on a Xeon, 576 × 1,536,
+//! one thread: gate and up take 2.4 to 2.6 µs a row with their activations, as long as they took without them.
 
 use std::arch::asm;
 use std::arch::x86_64::*;

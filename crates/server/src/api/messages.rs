@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use super::request::null_is_default;
+use super::request::{MAX_TOOL_NAME, null_is_default};
 use crate::api_error::{ApiError, Result};
 
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -97,6 +97,10 @@ impl Conversation {
             let wrong = |field: &str, message: String| {
                 Err(ApiError::field(&format!("messages[{index}].{field}"), message))
             };
+            // Each result of a call has a copy of the name.
+            if message.tool_calls.iter().flatten().any(|call| call.function.name.len() > MAX_TOOL_NAME) {
+                return wrong("tool_calls", format!("a tool's name has at most {MAX_TOOL_NAME} characters"));
+            }
             let content = message.text(index)?;
             let tool_calls = message.tool_calls();
             let role = message.role.as_str();
@@ -242,6 +246,15 @@ mod tests {
         let results = turns.iter().filter(|turn| turn.role == "tool");
         let names: Vec<Option<&str>> = results.map(|turn| turn.name.as_deref()).collect();
         assert_eq!(names, [Some("first"), Some("fourth"), Some("first"), None, Some("own")]);
+    }
+
+    #[test]
+    fn results_copy_no_long_names() {
+        let call =
+            |name: String| [calling([("a".to_owned(), name)]), ChatMessage::said("user", "?".to_owned())];
+        assert!(Conversation::of(&call("x".repeat(MAX_TOOL_NAME))).is_ok());
+        let error = Conversation::of(&call("x".repeat(MAX_TOOL_NAME + 1))).map(|_| ()).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("messages[0].tool_calls"));
     }
 
     #[test]

@@ -21,7 +21,9 @@ use self::format::{StructuredOutputs, logprobs_schema};
 pub(super) use self::null::null_is_default;
 pub(super) use self::prompt::Continued;
 use self::prompt::Prompts;
-pub(super) use self::tools::{FunctionDefinition, ToolDefinition, ToolUse, tool_choice_schema};
+pub(super) use self::tools::{
+    FunctionDefinition, MAX_TOOL_NAME, ToolDefinition, ToolUse, tool_choice_schema,
+};
 use super::messages::{ChatMessage, Conversation};
 use crate::api_error::{ApiError, Result};
 

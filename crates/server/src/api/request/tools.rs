@@ -11,7 +11,7 @@ use crate::api_error::{ApiError, Result};
 /// Most tools of a request.
 const MAX_TOOLS: usize = 128;
 /// Most characters of a tool's name.
-const MAX_NAME: usize = 64;
+pub(crate) const MAX_TOOL_NAME: usize = 64;
 
 /// A tool that the model may call.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
@@ -178,8 +178,8 @@ fn names(tools: &[ToolDefinition]) -> Result<Vec<String>> {
                 format!("a tool of type {:?} is not supported: function alone is", tool.kind),
             );
         }
-        if !(1..=MAX_NAME).contains(&name.len()) || !name.chars().all(is_allowed) {
-            let rule = format!("a tool's name is 1 to {MAX_NAME} letters, digits, _ and -");
+        if !(1..=MAX_TOOL_NAME).contains(&name.len()) || !name.chars().all(is_allowed) {
+            let rule = format!("a tool's name is 1 to {MAX_TOOL_NAME} letters, digits, _ and -");
             return wrong("function.name", rule);
         }
         if names.contains(name) {
