@@ -7,14 +7,18 @@ use refrain_kernels::{
 use crate::{Rng, bits, cpus};
 
 const HIDDEN: usize = 96;
+/// Two parts of the sums of gates with tiles.
+const WIDE: usize = 608;
 const Q: usize = 64;
 const KV: usize = 32;
 /// Two parts of a sum with tiles, the last panel not full.
 const INTERMEDIATE: usize = 600;
 const HEAD: usize = 16;
 
-/// One layer's weights.
+/// One layer's weights; those of a wide one have biases for gates as well.
 struct Layer {
+    hidden: usize,
+    intermediate: usize,
     norm: Vec<f32>,
     q_norm: Vec<f32>,
     k_norm: Vec<f32>,
@@ -24,9 +28,9 @@ struct Layer {
 }
 
 impl Layer {
-    fn new(cpu: &Cpu, precision: Precision) -> Layer {
+    fn new(cpu: &Cpu, precision: Precision, (hidden, intermediate): (usize, usize)) -> Layer {
         let mut rng = Rng::new(31);
-        let (norm, q_norm, k_norm) = (rng.floats(HIDDEN), rng.floats(HEAD), rng.floats(HEAD));
+        let (norm, q_norm, k_norm) = (rng.floats(hidden), rng.floats(HEAD), rng.floats(HEAD));
         let mut pack = |outputs: usize, inputs: usize, biased: bool, gated: bool| {
             let w = rng.floats(outputs * inputs);
             let bias = biased.then(|| rng.floats(outputs));
@@ -38,11 +42,11 @@ impl Layer {
             let matrix = WeightMatrix { precision, outputs, inputs, bias, rows };
             if gated { cpu.pack_gate_up(matrix).unwrap() } else { cpu.pack(matrix).unwrap() }
         };
-        let qkv = pack(Q + 2 * KV, HIDDEN, true, false);
-        let output = pack(HIDDEN, Q, false, false);
-        let gate_up = pack(2 * INTERMEDIATE, HIDDEN, false, true);
-        let down = pack(HIDDEN, INTERMEDIATE, false, false);
-        Layer { norm, q_norm, k_norm, qkv, output, mlp: GatedMlp { gate_up, down } }
+        let qkv = pack(Q + 2 * KV, hidden, true, false);
+        let output = pack(hidden, Q, false, false);
+        let gate_up = pack(2 * intermediate, hidden, hidden == WIDE, true);
+        let down = pack(hidden, intermediate, false, false);
+        Layer { hidden, intermediate, norm, q_norm, k_norm, qkv, output, mlp: GatedMlp { gate_up, down } }
     }
 
     fn norm(&self) -> Norm<'_> {
@@ -122,7 +126,7 @@ fn steps_are_their_kernels_in_turn() {
     for (precision, dtype) in [Precision::F32, Precision::Bf16].into_iter().zip([Dtype::F32, Dtype::Bf16]) {
         for threads in [1, 2, 3] {
             for cpu in cpus(threads) {
-                let layer = Layer::new(&cpu, precision);
+                let layer = Layer::new(&cpu, precision, (HIDDEN, INTERMEDIATE));
                 for rows in [0, 1, 127, 130, 300, 700] {
                     let what = format!("{rows} rows, {precision}, {threads} threads, {:?}", cpu.isa());
                     let start = rng.floats(rows * HIDDEN);
@@ -131,6 +135,22 @@ fn steps_are_their_kernels_in_turn() {
                         steps(&cpu, &layer, (extra, activation), dtype, &start, &what);
                     }
                 }
+            }
+        }
+    }
+}
+
+/// As above, where a gate's sums have several parts.
+#[test]
+fn steps_of_a_wide_layer_are_their_kernels_in_turn() {
+    let mut rng = Rng::new(33);
+    for cpu in cpus(2) {
+        let layer = Layer::new(&cpu, Precision::Bf16, (WIDE, 70));
+        for rows in [1, 33, 70, 270] {
+            let what = format!("{rows} rows, {:?}", cpu.isa());
+            for activation in [Activation::Silu, Activation::GeluTanh] {
+                let start = rng.floats(rows * WIDE);
+                steps(&cpu, &layer, (false, activation), Dtype::Bf16, &start, &what);
             }
         }
     }
@@ -146,7 +166,7 @@ fn steps(
     start: &[f32],
     what: &str,
 ) {
-    let rows = start.len() / HIDDEN;
+    let rows = start.len() / layer.hidden;
     let (mut x, mut q) = (upload(cpu, start), cpu.floats(0));
     let (mut k, mut v) = (cpu.kv(dtype, 5), cpu.kv(dtype, 5));
     let heads = extra.then(|| layer.heads());
@@ -169,7 +189,7 @@ fn steps(
     let mut should = start.to_vec();
     let post = extra.then_some(&layer.norm[..]);
     add_branch(cpu, &layer.output, &queries, post, &mut should);
-    let mut active = vec![0.0; rows * INTERMEDIATE];
+    let mut active = vec![0.0; rows * layer.intermediate];
     cpu.linear_gated(
         layer.mlp.gate_up.storage(),
         activation,
