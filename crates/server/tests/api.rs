@@ -928,10 +928,9 @@ async fn requests_have_a_bound_of_tokens() {
     };
     for (path, body) in [
         ("/tokenize", json!({ "messages": messages("x"), "tools": described })),
-        ("/tokenize", json!({ "messages": called(json!({ "name": text })) })),
+        ("/tokenize", json!({ "messages": called(json!({ "name": "f", "arguments": text })) })),
         ("/v1/chat/completions", json!({ "messages": messages("x"), "tools": described })),
         ("/v1/chat/completions", json!({ "messages": messages("x"), "tools": with_parameters })),
-        ("/v1/chat/completions", json!({ "messages": called(json!({ "name": text })) })),
         ("/v1/chat/completions", json!({ "messages": called(json!({ "name": "f", "arguments": text })) })),
         (
             "/v1/responses",

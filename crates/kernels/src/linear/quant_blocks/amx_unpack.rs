@@ -8,7 +8,7 @@
 //!
 //! Operands: `b` is the block, and its steps go to `write`. `p0` and `p1` are the [`bytes`] of the first two inputs of a word, for eight outputs each, `p2` and
 //! `p3` those of the other two; `o0` and `o1` are the [`OUTPUTS`]; `zero`, `excess` and `byte` are of [`Floats`]; `s0`, `s1`, `m0`, `m1`, `v0` to `v3` and `w` are
-//! changed. Blocks of four bits need the mask `nibbles`, and change `low`.
+//! changed. `ahead` are the bytes from a block to the one that is asked for. Blocks of four bits need the mask `nibbles`, and change `low`.
 
 use super::format::BlockFormat;
 
