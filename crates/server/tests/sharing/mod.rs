@@ -55,6 +55,12 @@ async fn metrics_tell_what_goes_to_the_object_store_and_comes_from_it() {
     let second_store = store(folders[1].path(), library.path());
     let second = server(folders[1].path(), second_store.clone(), |_| ());
     post(&second, "/v1/chat/completions", question).await;
+    // An answer may end before its last download is counted.
+    let began = Instant::now();
+    while metric(&second, "store_remote_fetched").await < objects {
+        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", second_store.remote_stats());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     assert_eq!(metric(&second, "store_remote_fetched").await, objects);
     let bytes = [
         metric(&first, "store_remote_sent_bytes").await,
