@@ -401,7 +401,7 @@ fn is_set(variable: &str) -> bool {
     std::env::var_os(variable).is_some_and(|value| !value.is_empty())
 }
 
-/// Where to look for an argument that a command was not given.
+/// Commands with an argument that another command lists, and the remark of its absence.
 const LISTS: [(&str, &str); 4] = [
     ("refrain store rm ", "`refrain store ls` lists the keys; --all stands for all of them"),
     ("refrain store pin ", "`refrain store ls` lists the keys; --all stands for all of them"),

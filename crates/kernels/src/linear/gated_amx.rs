@@ -12,7 +12,7 @@ use std::ptr::{null, null_mut};
 use super::pack_amx::STRIP;
 use super::weights::Activation;
 use crate::simd::PANEL;
-use crate::simd::amx::Tiles;
+use crate::simd::amx::{Tiles, initial, load_32, store_32};
 use crate::simd::pair_tiles::{SIDE, Square};
 
 /// 2^f for 0 ≤ f < 1 less 1, by powers of f from the fourth down to the first; relative error of 2^f below 3e-6.
@@ -72,7 +72,7 @@ impl GatedRows {
     /// C (32 × 32) = initial values + A · B, as [`PairUnit::product_32`](crate::simd::pair_tiles::PairUnit::product_32), with a row beside each of the first blocks.
     ///
     /// # Safety
-    /// As there; rows may not lie in C.
+    /// The pointers must be valid for that; only this thread may use C, and rows may not lie in it.
     #[inline(always)]
     pub(super) unsafe fn product_32(
         &mut self,
@@ -233,22 +233,7 @@ macro_rules! four_products {
 macro_rules! product {
     ($activation:ident, ($gate:ident, $to:ident, $rows:ident), ($a:ident, $b:ident, $blocks:ident), $square:ident, $($operands:tt)*) => {
         asm!(
-            "test {f}, {f}",
-            "jnz 3f",
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            "jmp 2f",
-            "3:",
-            "tileloadd tmm0, [{f} + {fs}*1]",
-            "tileloadd tmm1, [{f} + {fs}*1 + 64]",
-            "shl {fs}, 4",
-            "add {f}, {fs}",
-            "shr {fs}, 4",
-            "tileloadd tmm2, [{f} + {fs}*1]",
-            "tileloadd tmm3, [{f} + {fs}*1 + 64]",
-            "2:",
+            initial!(load_32!()),
             "test {m}, {m}",
             "jz 5f",
             "4:",
@@ -268,13 +253,7 @@ macro_rules! product {
             "dec {n}",
             "jnz 6b",
             "7:",
-            "tilestored [{c} + {cs}*1], tmm0",
-            "tilestored [{c} + {cs}*1 + 64], tmm1",
-            "shl {cs}, 4",
-            "add {c}, {cs}",
-            "shr {cs}, 4",
-            "tilestored [{c} + {cs}*1], tmm2",
-            "tilestored [{c} + {cs}*1 + 64], tmm3",
+            store_32!(),
             $($operands)*
             g = inout(reg) $gate => _,
             to = inout(reg) $to => _,

@@ -142,7 +142,7 @@ impl PanelTask<'_> {
         }
     }
 
-    /// Where the initial values of the sums of strip `s` and panel `p` lie, and the bytes from row to row; null stands for zeros. Tiles load them
+    /// The address of the initial values of strip `s` and panel `p`, null for zeros, and the bytes from row to row. Tiles load them
     /// where they lie; if y has not all of the 32 rows and columns, they are written to the cell first.
     #[inline(always)]
     fn initial(&self, s: usize, p: usize, cell: &mut [f32]) -> (*const f32, usize) {

@@ -18,6 +18,57 @@ use super::features::{Amx, Features};
 use super::pair_tiles::{PairTiles, PairUnit, SIDE, Scores, Square, Values};
 use super::tile_weights::TileWeights;
 
+/// Assembly of initial values: `$load`, or zeros where there are none at `f`. Changes `f`; ends at label 2.
+macro_rules! initial {
+    ($load:expr) => {
+        concat!(
+            "test {f}, {f}\njnz 3f\n",
+            "tilezero tmm0\ntilezero tmm1\ntilezero tmm2\ntilezero tmm3\njmp 2f\n",
+            "3:\n",
+            $load,
+            "2:\n",
+        )
+    };
+}
+
+/// Assembly that loads the initial values of 16 × 32 sums from `f`, whose rows lie `fs` bytes apart.
+macro_rules! load_16 {
+    () => {
+        "tileloadd tmm0, [{f} + {fs}*1]\ntileloadd tmm1, [{f} + {fs}*1 + 64]\n"
+    };
+}
+
+/// [`load_16`] for 32 × 32 sums.
+macro_rules! load_32 {
+    () => {
+        concat!(
+            $crate::simd::amx::load_16!(),
+            "shl {fs}, 4\nadd {f}, {fs}\nshr {fs}, 4\n",
+            "tileloadd tmm2, [{f} + {fs}*1]\ntileloadd tmm3, [{f} + {fs}*1 + 64]\n",
+        )
+    };
+}
+
+/// Assembly that stores 16 × 32 sums to `c`, whose rows lie `cs` bytes apart.
+macro_rules! store_16 {
+    () => {
+        "tilestored [{c} + {cs}*1], tmm0\ntilestored [{c} + {cs}*1 + 64], tmm1\n"
+    };
+}
+
+/// [`store_16`] for 32 × 32 sums. Changes `c`.
+macro_rules! store_32 {
+    () => {
+        concat!(
+            $crate::simd::amx::store_16!(),
+            "shl {cs}, 4\nadd {c}, {cs}\nshr {cs}, 4\n",
+            "tilestored [{c} + {cs}*1], tmm2\ntilestored [{c} + {cs}*1 + 64], tmm3\n",
+        )
+    };
+}
+
+pub(crate) use {initial, load_16, load_32, store_16, store_32};
+
 thread_local! {
     /// How many [`Tiles`] of this thread are alive: the last one releases the registers.
     static CONFIGURED: Cell<usize> = const { Cell::new(0) };
@@ -60,15 +111,7 @@ impl Tiles {
         // SAFETY: the caller's.
         unsafe {
             asm!(
-                "test {f}, {f}",
-                "jnz 3f",
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "jmp 2f",
-                "3:",
-                "tileloadd tmm0, [{f} + {fs}*1]",
-                "tileloadd tmm1, [{f} + {fs}*1 + 64]",
-                "2:",
+                initial!(load_16!()),
                 "tileloadd tmm4, [{a} + {s64}*1]",
                 "tileloadd tmm6, [{b} + {s128}*1]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
@@ -78,8 +121,7 @@ impl Tiles {
                 "add {b}, 2048",
                 "dec {n}",
                 "jnz 2b",
-                "tilestored [{c} + {cs}*1], tmm0",
-                "tilestored [{c} + {cs}*1 + 64], tmm1",
+                store_16!(),
                 a = inout(reg) a => _,
                 b = inout(reg) b => _,
                 n = inout(reg) blocks => _,
@@ -89,7 +131,8 @@ impl Tiles {
                 fs = in(reg) from_stride,
                 s64 = in(reg) 64usize,
                 s128 = in(reg) 128usize,
-                out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm6") _, out("tmm7") _,
                 options(nostack),
             );
         }
@@ -129,19 +172,7 @@ impl PairUnit for Tiles {
         // SAFETY: the caller's; asking for memory ahead faults at no address.
         unsafe {
             asm!(
-                "test {f}, {f}",
-                "jnz 3f",
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "tilezero tmm3",
-                "jmp 2f",
-                "3:",
-                "tileloadd tmm0, [{f} + {fs}*1]",
-                "tileloadd tmm1, [{f} + {fs}*1 + 64]",
-                "tileloadd tmm2, [{g} + {fs}*1]",
-                "tileloadd tmm3, [{g} + {fs}*1 + 64]",
-                "2:",
+                initial!(load_32!()),
                 "tileloadd tmm4, [{a0} + {s64}*1]",
                 "tileloaddt1 tmm6, [{b} + {s128}*1]",
                 "prefetchw [{next}]",
@@ -160,21 +191,16 @@ impl PairUnit for Tiles {
                 "lea {next}, [{next} + {cs}*2]",
                 "dec {n}",
                 "jnz 2b",
-                "tilestored [{c} + {cs}*1], tmm0",
-                "tilestored [{c} + {cs}*1 + 64], tmm1",
-                "tilestored [{d} + {cs}*1], tmm2",
-                "tilestored [{d} + {cs}*1 + 64], tmm3",
+                store_32!(),
                 a0 = inout(reg) a[0] => _,
                 a1 = inout(reg) a[1] => _,
                 b = inout(reg) b => _,
                 n = inout(reg) blocks => _,
                 next = inout(reg) next => _,
-                c = in(reg) c,
-                d = in(reg) c.wrapping_byte_add(SIDE * stride),
-                cs = in(reg) stride,
-                f = in(reg) from,
-                g = in(reg) from.wrapping_byte_add(SIDE * from_stride),
-                fs = in(reg) from_stride,
+                c = inout(reg) c => _,
+                cs = inout(reg) stride => _,
+                f = inout(reg) from => _,
+                fs = inout(reg) from_stride => _,
                 s64 = in(reg) 64usize,
                 s128 = in(reg) 128usize,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,

@@ -54,7 +54,7 @@ macro_rules! x86 {
 /// [`Simd::transpose`].
 ///
 /// # Safety
-/// As there.
+/// `src` must be valid for rows of a vector, and `out` for `n` of them.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn transpose(src: *const f32, from: usize, out: *mut f32, to: usize, n: usize) {

@@ -140,7 +140,7 @@ fn steps_are_their_kernels_in_turn() {
     }
 }
 
-/// As above, where a gate's sums have several parts.
+/// Sums of gates that have several parts, and biases of gates, change no bit either.
 #[test]
 fn steps_of_a_wide_layer_are_their_kernels_in_turn() {
     let mut rng = Rng::new(33);

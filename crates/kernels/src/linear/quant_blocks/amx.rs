@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 use super::amx_unpack::{Floats, OUTPUTS, bytes, half_q4, half_q8, head, pairs, quad_q8, quads_q4};
 use super::format::{BLOCK, BlockFormat};
 use crate::simd::PANEL;
-use crate::simd::amx::Tiles;
+use crate::simd::amx::{Tiles, initial, load_16, load_32, store_16, store_32};
 use crate::simd::pair_tiles::{SIDE, Square};
 
 /// Bytes of a block's 16 steps of pairs.
@@ -21,7 +21,7 @@ const AHEAD: usize = 4;
 /// Assembly for 16 rows: initial values, the parts of a block's products, the step to the next tiles, and the stores of the results.
 macro_rules! rows_16 {
     (initial) => {
-        "tileloadd tmm0, [{f} + {fs}*1]\ntileloadd tmm1, [{f} + {fs}*1 + 64]\n"
+        load_16!()
     };
     (0) => {
         "tileloadd tmm4, [{a0} + {s64}*1]\n"
@@ -48,18 +48,14 @@ macro_rules! rows_16 {
         "add {a0}, 1024\n"
     };
     (results) => {
-        "tilestored [{c} + {cs}*1], tmm0\ntilestored [{c} + {cs}*1 + 64], tmm1\n"
+        store_16!()
     };
 }
 
 /// [`rows_16`] for 32 rows.
 macro_rules! rows_32 {
     (initial) => {
-        concat!(
-            rows_16!(initial),
-            "shl {fs}, 4\nadd {f}, {fs}\nshr {fs}, 4\n",
-            "tileloadd tmm2, [{f} + {fs}*1]\ntileloadd tmm3, [{f} + {fs}*1 + 64]\n"
-        )
+        load_32!()
     };
     (0) => {
         rows_16!(0)
@@ -86,11 +82,7 @@ macro_rules! rows_32 {
         "add {a0}, 1024\nadd {a1}, 1024\n"
     };
     (results) => {
-        concat!(
-            rows_16!(results),
-            "shl {cs}, 4\nadd {c}, {cs}\nshr {cs}, 4\n",
-            "tilestored [{c} + {cs}*1], tmm2\ntilestored [{c} + {cs}*1 + 64], tmm3\n"
-        )
+        store_32!()
     };
 }
 
@@ -98,16 +90,7 @@ macro_rules! rows_32 {
 macro_rules! product {
     ($format:expr, $half:ident, $rows:ident, $of:expr, $($operands:tt)*) => {
         asm!(
-            "test {f}, {f}",
-            "jnz 3f",
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            "jmp 2f",
-            "3:",
-            $rows!(initial),
-            "2:",
+            initial!($rows!(initial)),
             $half!(0, "", "", "", ""),
             $half!(1, "", "", "", ""),
             "jmp 5f",
