@@ -149,9 +149,7 @@ impl Engine {
     /// Rows of a prompt that a method computes at most, and those of its longest part, where that is prefilled alone.
     fn prompt_rows(&self, prompt: &Prompt, method: &dyn FusionMethod) -> (usize, usize) {
         let prompt = self.parts_of(prompt, method);
-        // A missing chunk is prefilled alone, or computed within the prompt.
-        let cached = self.settings().repair;
-        let chunk = |span| ChunkSpan { span, cached, ..ChunkSpan::default() };
+        let chunk = |span| ChunkSpan { span, ..ChunkSpan::default() };
         let layout = PromptLayout {
             layers: self.decoder().config().num_layers(),
             system: prompt.system_span(),

@@ -49,8 +49,6 @@ pub struct Settings {
     pub namespace: String,
     /// A namespace whose chunks are used where one's own lacks them; nothing is stored there.
     pub shared: Option<String>,
-    /// Whether a missing or broken chunk is prefilled alone again; if not, it is computed within the prompt.
-    pub repair: bool,
     /// Whether chunks are named by their numerics ([`Engine::numerics`]), so that an answer's bits depend on this engine alone and not on
     /// which machine computed a chunk first.
     pub strict_numerics: bool,
@@ -71,7 +69,6 @@ impl Default for Settings {
             left_tokens: 0,
             namespace: String::new(),
             shared: None,
-            repair: true,
             strict_numerics: false,
         }
     }

@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_charge_is_what_all_layers_take_together() {
-        let chunk = ChunkSpan { span: Span::new(0, 1000), cached: true, ..ChunkSpan::default() };
+        let chunk = ChunkSpan { span: Span::new(0, 1000), ..ChunkSpan::default() };
         let layout = PromptLayout {
             layers: 10,
             system: Span::new(0, 0),

@@ -22,24 +22,23 @@ const MAX_PASSES: usize = 8;
 ///
 /// A chain of passes ends with one pass that is no probe, and is the same when it is run twice. Active tokens ascend, hold every
 /// token that is not cached, only shrink, and are no more than [`FusionMethod::max_rows`] says; a last pass that reads a part of the documents is one of a method that
-/// [selects](FusionMethod::selects). Selected tokens lie within cached documents; those that are written are seen;
+/// [selects](FusionMethod::selects). Selected tokens lie within documents; those that are written are seen;
 /// layers of a last pass keep equally many tokens. Corrections are numbers, and nothing where nothing changed. A prompt without documents is computed whole; an empty question is refused.
 ///
 /// # Panics
 /// If the method breaks one of these.
 pub fn check(method: &dyn FusionMethod) {
     for (system, chunks, question) in [
-        (5, vec![(30, true), (41, true), (7, true)], 9),
-        (5, vec![(30, true), (41, false), (7, true)], 9),
-        (0, vec![(64, true)], 1),
-        (3, vec![(20, false)], 4),
-        (1, vec![(1, true), (1, true)], 1),
-        (3, vec![(400, true), (150, true), (333, false), (250, true)], 5),
+        (5, vec![30, 41, 7], 9),
+        (0, vec![64], 1),
+        (3, vec![20], 4),
+        (1, vec![1, 1], 1),
+        (3, vec![400, 150, 333, 250], 5),
         (4, vec![], 6),
     ] {
         for (system_cached, exact) in [(true, false), (false, false), (true, true)] {
             let mut inputs = inputs(method, system, system_cached, &chunks, question);
-            inputs.layout.chunks.iter_mut().take(1).for_each(|chunk| chunk.exact = exact && chunk.cached);
+            inputs.layout.chunks.iter_mut().take(1).for_each(|chunk| chunk.exact = exact);
             let inputs = Arc::new(inputs);
             let chain = run(method, &inputs);
             assert_eq!(chain, run(method, &inputs), "{method:?}: passes must be the same twice");
@@ -74,21 +73,17 @@ fn inputs(
     method: &dyn FusionMethod,
     system: usize,
     system_cached: bool,
-    chunks: &[(usize, bool)],
+    chunks: &[usize],
     question: usize,
 ) -> PrefillInputs {
     let mut start = system;
     let mut spans = Vec::new();
-    for (tokens, cached) in chunks {
-        spans.push(ChunkSpan {
-            span: Span::new(start, start + tokens),
-            cached: *cached,
-            ..ChunkSpan::default()
-        });
+    for tokens in chunks {
+        spans.push(ChunkSpan { span: Span::new(start, start + tokens), ..ChunkSpan::default() });
         start += tokens;
     }
     let of = |chunk: &ChunkSpan| {
-        let all = method.statistics().into_iter().filter(|_| chunk.cached);
+        let all = method.statistics().into_iter();
         all.map(|of| Arc::new(statistics(of, chunk.span.len()))).collect()
     };
     let layout = PromptLayout {
@@ -208,7 +203,7 @@ fn corrected(method: &dyn FusionMethod, layout: &PromptLayout, pass: &dyn Pass) 
 /// Checks the tokens of a pass over a part of the documents.
 fn selected(method: &dyn FusionMethod, layout: &PromptLayout, layers: &[LayerTokens], probe: bool) {
     assert_eq!(layers.len(), LAYERS, "{method:?}: one entry a layer");
-    let within = |span: &Span| layout.cached_chunks().any(|c| c.start <= span.start && span.end <= c.end);
+    let within = |span: &Span| layout.chunk_spans().any(|c| c.start <= span.start && span.end <= c.end);
     let count = |spans: &[Span]| spans.iter().map(|span| span.len()).sum::<usize>();
     for layer in layers {
         for spans in [&layer.question_sees, &layer.documents_see] {

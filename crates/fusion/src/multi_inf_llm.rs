@@ -184,12 +184,11 @@ impl MultiInfLlm {
         }
     }
 
-    /// Blocks of the cached documents with their representatives.
+    /// Blocks of the documents with their representatives.
     fn known(&self, inputs: &PrefillInputs) -> Result<Vec<KnownBlock>> {
         let (prompt, width) = (&inputs.layout, inputs.model.kv_heads * inputs.model.head_dim);
         let mut known = Vec::new();
         for (context, summary) in prompt.chunks.iter().zip(inputs.statistics_of(0)) {
-            let Some(summary) = summary.filter(|_| context.cached) else { continue };
             let blocks = context.span.len().div_ceil(self.block);
             let found = summary.get(REPRESENTATIVES);
             let found = found.filter(|tensor| tensor.shape == [prompt.layers, blocks, width]);

@@ -41,7 +41,7 @@ pub enum CachedTokens {
     /// All tokens of the prompt, at every layer.
     #[default]
     All,
-    /// A part of the documents, with one entry a layer. The system part, the question and chunks that are not cached are
+    /// A part of the documents, with one entry a layer. The system part and the question are
     /// always there.
     Selected(Vec<LayerTokens>),
 }
@@ -198,7 +198,7 @@ pub struct LayerView<'a> {
 }
 
 impl LayerView<'_> {
-    /// Positions among `tokens` that a method may drop, ascending: tokens of cached chunks.
+    /// Positions among `tokens` that a method may drop, ascending: tokens of chunks.
     pub fn candidates(&self) -> Vec<u32> {
         self.layout.candidates(self.tokens)
     }

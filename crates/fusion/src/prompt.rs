@@ -12,9 +12,7 @@ use crate::{Error, Result};
 pub struct ChunkSpan {
     /// Its positions.
     pub span: Span,
-    /// Whether its keys and values are at hand. If not, all its tokens are computed at every layer.
-    pub cached: bool,
-    /// Whether they are those of a full prefill: what stands before the chunk is what it was prefilled behind. Its tokens are never
+    /// Whether its keys and values are those of a full prefill: what stands before the chunk is what it was prefilled behind. Its tokens are never
     /// chosen.
     pub exact: bool,
     /// Whether it was prefilled with nothing before it, not even BOS: its first tokens then drew the attention that the first tokens
@@ -58,14 +56,14 @@ impl PromptLayout {
         self.inexact_chunks().map(Span::len).sum()
     }
 
-    /// Positions of the cached chunks.
-    pub fn cached_chunks(&self) -> impl Iterator<Item = Span> + '_ {
-        self.chunks.iter().filter(|chunk| chunk.cached).map(|chunk| chunk.span)
+    /// Positions of each chunk.
+    pub fn chunk_spans(&self) -> impl Iterator<Item = Span> + '_ {
+        self.chunks.iter().map(|chunk| chunk.span)
     }
 
-    /// The cached chunks whose keys and values are not those of a full prefill.
+    /// The chunks whose keys and values are not those of a full prefill.
     pub fn reused_chunks(&self) -> impl Iterator<Item = &ChunkSpan> + '_ {
-        self.chunks.iter().filter(|chunk| chunk.cached && !chunk.exact)
+        self.chunks.iter().filter(|chunk| !chunk.exact)
     }
 
     /// Positions of [`reused_chunks`](Self::reused_chunks).
@@ -73,16 +71,10 @@ impl PromptLayout {
         self.reused_chunks().map(|chunk| chunk.span)
     }
 
-    /// Positions of the chunks that are not cached.
-    pub fn missing_chunks(&self) -> impl Iterator<Item = Span> + '_ {
-        self.chunks.iter().filter(|chunk| !chunk.cached).map(|chunk| chunk.span)
-    }
-
-    /// Tokens that every method computes at every layer: those that are not at hand, and the question. Ascending.
+    /// Tokens that every method computes at every layer: the question, and the system part where it is not at hand. Ascending.
     pub fn required_tokens(&self) -> Vec<u32> {
         let system = (!self.system_cached).then_some(self.system);
-        let parts = system.into_iter().chain(self.missing_chunks()).chain([self.question]);
-        parts.flat_map(Span::positions).collect()
+        system.into_iter().chain([self.question]).flat_map(Span::positions).collect()
     }
 
     /// [`required_tokens`](Self::required_tokens) and `others`, none of which is among them. Ascending.
@@ -107,7 +99,7 @@ impl PromptLayout {
         top_k(&own, count).into_iter().map(|i| candidates[i as usize]).collect()
     }
 
-    /// Those of `tokens` (ascending) that lie in cached chunks which are not exact.
+    /// Those of `tokens` (ascending) that lie in chunks which are not exact.
     pub fn candidates(&self, tokens: &[u32]) -> Vec<u32> {
         let within = |span: Span| {
             let from = tokens.partition_point(|token| *token < span.start);
@@ -180,8 +172,7 @@ pub struct PrefillInputs {
     pub model: ModelFacts,
     /// Tokens of prompt and answer at most.
     pub max_tokens: usize,
-    /// Statistics of each chunk, one for each entry of [`statistics`](crate::FusionMethod::statistics) in its order; empty for
-    /// chunks that are not cached.
+    /// Statistics of each chunk, one for each entry of [`statistics`](crate::FusionMethod::statistics) in its order.
     pub statistics: Vec<Vec<Arc<AuxTensors>>>,
     /// Whether a probe of this method has put the chunks in order already.
     pub reordered: bool,
@@ -213,7 +204,7 @@ impl PrefillInputs {
     }
 
     /// Entry `kind` of each chunk's statistics.
-    pub fn statistics_of(&self, kind: usize) -> impl Iterator<Item = Option<&AuxTensors>> + '_ {
-        self.statistics.iter().map(move |all| all.get(kind).map(AsRef::as_ref))
+    pub fn statistics_of(&self, kind: usize) -> impl Iterator<Item = &AuxTensors> + '_ {
+        self.statistics.iter().map(move |all| &*all[kind])
     }
 }

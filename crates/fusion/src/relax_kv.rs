@@ -96,7 +96,7 @@ fn fresh_tokens(layout: &PromptLayout, scores: &[Vec<f32>], count: usize) -> Vec
 
 /// The pass in which the tokens of `fresh` are computed at their layers.
 fn last_pass(layout: &PromptLayout, fresh: Vec<Vec<u32>>) -> Box<dyn Pass> {
-    let all: Vec<Span> = layout.cached_chunks().collect();
+    let all: Vec<Span> = layout.chunk_spans().collect();
     let union = fresh.first().cloned().unwrap_or_default();
     let seen: Vec<Span> = union.iter().map(|t| Span { start: *t, end: t + 1 }).collect();
     let layer = |layer: usize| LayerTokens {
@@ -118,8 +118,7 @@ mod tests {
 
     /// The last pass, where each of three layers looks at tokens of two chunks (4..10, 10..14) as `attention` says.
     fn last(ratio: f64, attention: [[f32; 10]; 3]) -> PassPlan {
-        let chunk =
-            |start, end| ChunkSpan { span: Span::new(start, end), cached: true, ..ChunkSpan::default() };
+        let chunk = |start, end| ChunkSpan { span: Span::new(start, end), ..ChunkSpan::default() };
         let layout = PromptLayout {
             layers: 3,
             system: Span::new(0, 4),

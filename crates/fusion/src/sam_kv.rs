@@ -142,12 +142,12 @@ impl SamKv {
 
     /// Positions of documents that are kept at every layer of any question, ascending and apart.
     pub fn base(&self, layout: &PromptLayout) -> Vec<Span> {
-        layout.cached_chunks().flat_map(|context| self.kept(context)).collect()
+        layout.chunk_spans().flat_map(|context| self.kept(context)).collect()
     }
 
     /// Whether the question is computed over the base first, so that [`select`](SamKv::select) knows its queries.
     pub fn asks(&self, layout: &PromptLayout) -> bool {
-        self.selection && layout.cached_chunks().any(|context| !self.middle(self.blocks(context)).is_empty())
+        self.selection && layout.chunk_spans().any(|context| !self.middle(self.blocks(context)).is_empty())
     }
 
     /// Tokens that are kept of each layer, and those of them that are computed anew. `kind` is the place of SamKV's statistics

@@ -170,12 +170,8 @@ mod tests {
 
     #[test]
     fn seams_and_spread_tokens_come_first_and_an_exact_chunk_has_none() {
-        let chunk = |start, end, exact| ChunkSpan {
-            span: Span::new(start, end),
-            cached: true,
-            exact,
-            ..ChunkSpan::default()
-        };
+        let chunk =
+            |start, end, exact| ChunkSpan { span: Span::new(start, end), exact, ..ChunkSpan::default() };
         let layout = PromptLayout {
             layers: 10,
             system: Span::new(0, 2),
@@ -198,7 +194,7 @@ mod tests {
             layers: 10,
             system: Span::new(0, 2),
             system_cached: true,
-            chunks: vec![ChunkSpan { span: Span::new(2, 102), cached: true, ..ChunkSpan::default() }],
+            chunks: vec![ChunkSpan { span: Span::new(2, 102), ..ChunkSpan::default() }],
             question: Span::new(102, 112),
         };
         // 20 % of 100 × 10 rows are 200; the first pass takes 9 × 10 of them, which leaves 11 a layer.
@@ -216,7 +212,7 @@ mod tests {
     fn a_long_question_leaves_tokens_to_recompute_and_one_longer_than_the_documents_has_all_of_them_computed()
     {
         let inputs = |question: u32| {
-            let chunk = |span, exact| ChunkSpan { span, exact, cached: true, ..ChunkSpan::default() };
+            let chunk = |span, exact| ChunkSpan { span, exact, ..ChunkSpan::default() };
             let layout = PromptLayout {
                 layers: 10,
                 system: Span::new(0, 2),

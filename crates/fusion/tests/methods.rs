@@ -28,7 +28,7 @@ fn every_registered_method_conforms() {
 
 #[test]
 fn lego_link_takes_both_ends_of_every_chunk() {
-    let place = |start, end| ChunkSpan { span: Span::new(start, end), cached: true, ..ChunkSpan::default() };
+    let place = |start, end| ChunkSpan { span: Span::new(start, end), ..ChunkSpan::default() };
     let chunks = vec![place(2, 12), place(12, 15), place(15, 21)];
     let layout = PromptLayout {
         layers: 4,
@@ -64,8 +64,7 @@ fn plan_with(windows: [Option<usize>; 4], method: &str) -> refrain_fusion::Resul
 /// The first plan over two chunks, which may be exact.
 fn plan_over(exact: bool, windows: [Option<usize>; 4], method: &str) -> refrain_fusion::Result<PassPlan> {
     let span = Span::new;
-    let place =
-        |start, end| ChunkSpan { span: span(start, end), cached: true, exact, ..ChunkSpan::default() };
+    let place = |start, end| ChunkSpan { span: span(start, end), exact, ..ChunkSpan::default() };
     let layout = PromptLayout {
         layers: 4,
         system: Span::new(0, 2),

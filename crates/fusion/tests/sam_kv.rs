@@ -280,7 +280,7 @@ fn selection_follows_equations_1_to_3_on_random_numbers() {
                 .map(|tokens| {
                     let span = Span::new(start, start + tokens);
                     start += tokens;
-                    ChunkSpan { span, cached: true, ..ChunkSpan::default() }
+                    ChunkSpan { span, ..ChunkSpan::default() }
                 })
                 .collect();
             let prompt = PromptLayout {
@@ -326,7 +326,7 @@ fn selection_follows_equations_1_to_3_on_random_numbers() {
 
 #[test]
 fn switches_take_out_selection_and_recomputation() {
-    let places = vec![ChunkSpan { span: Span::new(0, 400), cached: true, ..ChunkSpan::default() }];
+    let places = vec![ChunkSpan { span: Span::new(0, 400), ..ChunkSpan::default() }];
     let prompt = PromptLayout {
         layers: LAYERS,
         system: Span::new(0, 0),
@@ -355,20 +355,18 @@ fn switches_take_out_selection_and_recomputation() {
 #[test]
 fn documents_of_192_tokens_are_kept_whole_and_nothing_is_asked() {
     let method = SamKv::default();
-    let place =
-        |start, end, cached| ChunkSpan { span: Span::new(start, end), cached, ..ChunkSpan::default() };
-    let chunks = [place(2, 194, true), place(194, 204, true), place(204, 500, false)];
+    let place = |start, end| ChunkSpan { span: Span::new(start, end), ..ChunkSpan::default() };
+    let chunks = [place(2, 194), place(194, 204)];
     let view = |chunks: &[ChunkSpan]| PromptLayout {
         layers: LAYERS,
         system: Span::new(0, 2),
         system_cached: true,
         chunks: chunks.to_vec(),
-        question: Span::new(500, 502),
+        question: Span::new(204, 206),
     };
-    // One that is not cached is no candidate: the engine computes it whole.
     assert!(!method.asks(&view(&chunks)));
     assert_eq!(method.base(&view(&chunks)), [Span::new(2, 194), Span::new(194, 204)]);
-    let longer = [place(2, 195, true)];
+    let longer = [place(2, 195)];
     assert!(method.asks(&view(&longer)));
     assert_eq!(method.base(&view(&longer)), [Span::new(2, 66), Span::new(130, 195)]);
 }
@@ -526,7 +524,7 @@ fn merging_follows_equation_4() {
 #[test]
 fn a_summary_of_other_sizes_is_refused_by_name() {
     let method = SamKv::default();
-    let places = vec![ChunkSpan { span: Span::new(0, 400), cached: true, ..ChunkSpan::default() }];
+    let places = vec![ChunkSpan { span: Span::new(0, 400), ..ChunkSpan::default() }];
     let prompt = PromptLayout {
         layers: LAYERS,
         system: Span::new(0, 0),

@@ -130,7 +130,7 @@ impl PassLayers {
         // Active tokens only shrink, so what the last layer reads from the cache is what any layer does.
         let read = |s: &Segment| s.span.len() - count_within(&tokens.positions, s.span);
         let layout = &self.context.inputs.layout;
-        let exact = layout.chunks.iter().filter(|chunk| chunk.cached && chunk.exact);
+        let exact = layout.chunks.iter().filter(|chunk| chunk.exact);
         self.stats.exact_tokens = exact.map(|chunk| chunk.span.len()).sum();
         let segments = &self.context.segments;
         self.stats.cached_tokens = segments.iter().map(read).sum();

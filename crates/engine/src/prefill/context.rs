@@ -35,7 +35,7 @@ pub(crate) struct PassContext {
 }
 
 impl PassContext {
-    /// Tokens must ascend, hold every token that is not cached, and be a subset of those before.
+    /// Tokens must ascend, hold every [required](PromptLayout::required_tokens) one, and be a subset of those before.
     pub(crate) fn check_tokens(&self, tokens: &[u32], of: Option<&[u32]>) -> Result<()> {
         let fail = |why| Err(Error::Tokens { method: self.method.clone(), why });
         let layout = &self.inputs.layout;
@@ -45,7 +45,7 @@ impl PassContext {
             return fail("positions are not ascending within the prompt");
         }
         if !has_all(tokens, &layout.required_tokens()) {
-            return fail("a token that is not cached is left out");
+            return fail("a token of the question, or of a system part that is not cached, is left out");
         }
         if of.is_some_and(|of| !has_all(of, tokens)) {
             return fail("a token is new at this layer");

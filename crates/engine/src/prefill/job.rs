@@ -125,7 +125,7 @@ impl PrefillJob {
         let prompt = engine.parts_of(prompt, method).into_owned();
         Ok(PrefillJob {
             engine: engine.clone(),
-            reused: ReusedSegments::none(prompt.chunks.len(), !method.reuses()),
+            reused: ReusedSegments::none(!method.reuses()),
             prompt,
             request,
             prefix: PromptPrefix::default(),
@@ -149,7 +149,7 @@ impl PrefillJob {
         if let Some(found) = &self.prefix.found {
             let (rest, method) = rest_of(&self.prompt, found.len());
             (self.prompt, self.request.method) = (rest, method);
-            self.reused = ReusedSegments::none(0, true);
+            self.reused = ReusedSegments::none(true);
             return Ok(Stage::Plan);
         }
         if !method.reuses() {
@@ -261,7 +261,7 @@ impl PrefillJob {
         }
         let cache =
             SequenceCache::new(engine.decoder_arc(), cache, self.prompt.len(), engine.buffers().kv.clone());
-        let reused = std::mem::replace(&mut self.reused, ReusedSegments::none(0, false));
+        let reused = std::mem::replace(&mut self.reused, ReusedSegments::none(false));
         let load = BackgroundLoad { reused, prefetcher };
         let mut stats = PrefillStats { order: self.order.take(), ..stats };
         if let Some(found) = &self.prefix.found {
@@ -297,7 +297,6 @@ impl PrefillJob {
         }
         segments.sort_by_key(|segment| segment.span.start);
         self.reused.segments = segments.into();
-        self.reused.chunk_cached = order.iter().map(|chunk| self.reused.chunk_cached[*chunk]).collect();
         self.order = Some(order);
         self.stage = Stage::Plan;
         Ok(())
@@ -336,7 +335,6 @@ impl PrefillJob {
         let (exact, alone) = (self.exact_chunks(), engine.before_chunks().is_empty());
         let chunk = |(i, span): (usize, Span)| ChunkSpan {
             span,
-            cached: reused.chunk_cached[i],
             exact: exact[i],
             bare: alone && prompt.chunks[i].left.is_empty(),
         };

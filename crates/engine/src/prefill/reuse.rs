@@ -1,4 +1,4 @@
-//! Parts of a prompt whose keys and values come from the store, and the repair of those that are missing or broken.
+//! Parts of a prompt whose keys and values come from the store, or are computed alone where they are missing or broken.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub(crate) struct Segment {
 #[derive(Debug)]
 pub(crate) struct ReusedSegments {
     pub(crate) segments: Arc<[Segment]>,
-    pub(crate) chunk_cached: Vec<bool>,
+    /// Whether the system part's keys and values are at hand.
     pub(crate) system_cached: bool,
     /// Parts that were prefilled alone for this request.
     pub(crate) prefilled: usize,
@@ -54,12 +54,11 @@ pub(crate) struct ReusedSegments {
 }
 
 impl ReusedSegments {
-    /// Nothing reused of a prompt of `chunks` chunks. For a method that reuses nothing every part counts as cached.
-    pub(crate) fn none(chunks: usize, cached: bool) -> ReusedSegments {
+    /// Nothing reused. For a method that reuses nothing the system part counts as cached.
+    pub(crate) fn none(system_cached: bool) -> ReusedSegments {
         ReusedSegments {
             segments: Arc::new([]),
-            chunk_cached: vec![cached; chunks],
-            system_cached: cached,
+            system_cached,
             prefilled: 0,
             unfetched: 0,
             load: LoadStats::default(),
@@ -76,13 +75,6 @@ impl ReusedSegments {
             segment.statistics_read + if first { segment.reader.bytes_read() } else { 0 }
         };
         self.read_before + self.segments.iter().map(read).sum::<u64>()
-    }
-
-    fn set_cached(&mut self, chunk: Option<usize>, cached: bool) {
-        match chunk {
-            None => self.system_cached = cached,
-            Some(index) => self.chunk_cached[index] = cached,
-        }
     }
 }
 
@@ -194,8 +186,7 @@ impl Opening {
         self.parts.iter().map(wanted).collect()
     }
 
-    /// Opens parts up to the next that takes time. A part that is missing or broken is prefilled again, or, by setting, left to
-    /// be computed within the prompt.
+    /// Opens parts up to the next that takes time. A part that is missing or broken is prefilled again.
     pub(crate) fn advance(
         &mut self,
         engine: &Engine,
@@ -288,7 +279,6 @@ impl Opening {
             None => engine.store().reader_at_hand(segment.reader.id())?.and_then(|reader| reader.chunk()),
         };
         let Some(chunk) = chunk else {
-            reused.set_cached(part.chunk, false);
             let observed = !segment.statistics.is_empty();
             return self.compute(engine, prompt, part, observed);
         };
@@ -298,15 +288,12 @@ impl Opening {
         Ok(())
     }
 
-    /// Begins to compute a part, unless it is to be computed within the prompt. With `observed`, statistics are made of it.
+    /// Begins to compute a part. With `observed`, statistics are made of it.
     fn compute(&mut self, engine: &Engine, prompt: &Prompt, part: Part, observed: bool) -> Result<()> {
         let id = part_id(engine, prompt, part.chunk);
         let (left, label) = match part.chunk {
             None => (Vec::new(), SYSTEM_LABEL.to_owned()),
-            Some(index) if engine.settings().repair => {
-                (prompt.chunks[index].left.clone(), prompt.chunks[index].label())
-            }
-            Some(_) => return Ok(()),
+            Some(index) => (prompt.chunks[index].left.clone(), prompt.chunks[index].label()),
         };
         let ids = engine.shared(&id).into_iter().chain([id.clone()]);
         let late = ids.filter(|id| engine.store().is_late(id)).collect();
@@ -328,7 +315,7 @@ impl Opening {
             None => 0,
             Some(index) => (engine.before_chunks().len() + prompt.chunks[index].left.len()) as u32,
         };
-        reused.set_cached(part.chunk, true);
+        reused.system_cached |= part.chunk.is_none();
         let Part { chunk, span, .. } = part;
         self.segments.push(Segment {
             chunk,

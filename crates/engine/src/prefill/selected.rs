@@ -60,11 +60,6 @@ impl QuestionCache {
     }
 }
 
-/// Spans that every layer holds whole: the system part, the question, and chunks that are not cached.
-fn whole_spans(layout: &PromptLayout) -> impl Iterator<Item = Span> + '_ {
-    [layout.system, layout.question].into_iter().chain(layout.missing_chunks())
-}
-
 impl SelectedLayers {
     /// Layers of `tokens`, one entry a layer. `before` are those of a probe whose spans are used again.
     pub(crate) fn new(
@@ -75,7 +70,9 @@ impl SelectedLayers {
     ) -> Result<SelectedLayers> {
         check(context, tokens, probe)?;
         let layout = &context.inputs.layout;
-        let with_whole = |spans: &[Span]| SlotMap::new(spans.iter().copied().chain(whole_spans(layout)));
+        // Every layer holds the system part and the question whole.
+        let with_whole =
+            |spans: &[Span]| SlotMap::new(spans.iter().copied().chain([layout.system, layout.question]));
         let slots = |layer: &LayerTokens| LayerSlots {
             question: with_whole(&layer.question_sees),
             documents: with_whole(&layer.documents_see),
@@ -136,8 +133,7 @@ impl SelectedLayers {
         let system_cached = context.segments.iter().any(|segment| segment.chunk.is_none());
         let layout = &context.inputs.layout;
         let system = if system_cached { 0 } else { layout.system.len() };
-        let computed = system + layout.question.len() + layout.missing_chunks().map(Span::len).sum::<usize>();
-        self.needed.len() - computed
+        self.needed.len() - system - layout.question.len()
     }
 
     /// Those among them of parts that were prefilled for this request.
@@ -365,19 +361,19 @@ fn attend(tokens: &mut ActiveTokens, layer: usize, cache: &LayerCache, slots: us
     }
 }
 
-/// Selected tokens must lie within cached documents; those of an answer's cache must be equally many at every layer.
+/// Selected tokens must lie within documents; those of an answer's cache must be equally many at every layer.
 fn check(context: &PassContext, tokens: &[LayerTokens], probe: bool) -> Result<()> {
     let fail = |why| Err(Error::Selection { method: context.method.clone(), why });
     let layout = &context.inputs.layout;
     if tokens.len() != layout.layers {
         return fail("it has not one entry a layer");
     }
-    let within = |span: &Span| layout.cached_chunks().any(|c| c.start <= span.start && span.end <= c.end);
+    let within = |span: &Span| layout.chunk_spans().any(|c| c.start <= span.start && span.end <= c.end);
     let count = |layer: &LayerTokens| layer.question_sees.iter().map(|span| span.len()).sum::<usize>();
     for layer in tokens {
         for spans in [&layer.question_sees, &layer.documents_see] {
             if !spans.is_sorted_by(|a, b| a.end <= b.start) || !spans.iter().all(within) {
-                return fail("its spans are not ascending, each within a cached document");
+                return fail("its spans are not ascending, each within a document");
             }
         }
         let seen = SlotMap::new(layer.question_sees.iter().chain(&layer.documents_see).copied());

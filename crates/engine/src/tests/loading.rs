@@ -227,28 +227,6 @@ fn a_loader_that_panics_is_told_and_not_waited_for() {
     assert!(matches!(polled, Prefetched::Broken), "{polled:?}");
 }
 
-/// With repair off, a chunk that breaks midway is computed within the prompt, as one that was never there.
-#[test]
-fn a_broken_chunk_may_be_left_to_the_prompt() {
-    let folder = tempfile::tempdir().unwrap();
-    let settings = Settings { repair: false, ..exact(Dtype::F32) };
-    let first = open(folder.path(), 1 << 20, exact(Dtype::F32));
-    let prompt = prompt(&first);
-    run(&first, &prompt, &Pie);
-    let id = first.chunk_id(&prompt.chunks[0]);
-    let path = first.store().show(&id.key()).unwrap().info.path.unwrap();
-    break_last_layer(&path);
-    let broken = open(folder.path(), 1 << 20, settings.clone());
-    let got = run(&broken, &prompt, &Pie);
-    assert_eq!(
-        (got.load.reused.prefilled, got.load.reused.chunk_cached.clone()),
-        (0, vec![false, true, true, false])
-    );
-    let missing = open(folder.path(), 1 << 20, settings);
-    assert!(!path.exists());
-    assert_same(&run(&missing, &prompt, &Pie), &got, "left to the prompt");
-}
-
 #[test]
 fn loading_is_accounted() {
     let folder = tempfile::tempdir().unwrap();

@@ -91,8 +91,8 @@ type Row = (Vec<f32>, Vec<f32>);
 type Rows = BTreeMap<u32, Row>;
 
 /// The rules as they stand, over sets of positions, attention in f64: the last token's logits, and the keys (before RoPE)
-/// and values that each layer keeps. `missing` documents are not cached.
-fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]) -> (Vec<f32>, Vec<Rows>) {
+/// and values that each layer keeps.
+fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed) -> (Vec<f32>, Vec<Rows>) {
     let (decoder, config) = (engine.decoder(), engine.decoder().config());
     let (d, heads, kv_heads) = (config.head_dim, config.heads, config.kv_heads);
     let (width, n) = (kv_heads * d, prompt.len() as u32);
@@ -109,17 +109,13 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
         }
     };
     add(0, engine.isolated(&prompt.system, 0, Dtype::F32));
-    for (i, (chunk, span)) in prompt.chunks.iter().zip(prompt.chunk_spans()).enumerate() {
-        if !missing.contains(&i) {
-            let bos: Vec<u32> = engine.tokenizer().bos().into_iter().collect();
-            let ids = [&bos[..], &chunk.tokens].concat();
-            add(span.start, engine.isolated(&ids, bos.len(), Dtype::F32));
-        }
+    for (chunk, span) in prompt.chunks.iter().zip(prompt.chunk_spans()) {
+        let bos: Vec<u32> = engine.tokenizer().bos().into_iter().collect();
+        let ids = [&bos[..], &chunk.tokens].concat();
+        add(span.start, engine.isolated(&ids, bos.len(), Dtype::F32));
     }
     let question = prompt.question_span();
-    let spans = prompt.chunk_spans();
-    let always: BTreeSet<u32> =
-        missing.iter().flat_map(|i| spans[*i].positions()).chain(question.positions()).collect();
+    let always: BTreeSet<u32> = question.positions().collect();
     let layers = &method.selection.layers;
     let deepest = |t: u32| (0..config.num_layers()).rev().find(|l| layers[*l].recomputed.contains(&t));
     let mut x: BTreeMap<u32, Vec<f32>> = BTreeMap::new();
@@ -258,16 +254,13 @@ impl Random {
     }
 }
 
-/// As many random runs of four tokens of the cached documents at each layer, some tokens of them computed anew.
-fn random_selection(random: &mut Random, prompt: &Prompt, layers: usize, missing: &[usize]) -> Selection {
-    let spans = prompt.chunk_spans();
-    let runs: Vec<Span> = (0..spans.len())
-        .filter(|i| !missing.contains(i))
-        .flat_map(|i| {
-            let span = spans[i].range();
-            (span.start..span.end - 3).step_by(4).map(|start| Span::new(start, start + 4))
-        })
-        .collect();
+/// As many random runs of four tokens of the documents at each layer, some tokens of them computed anew.
+fn random_selection(random: &mut Random, prompt: &Prompt, layers: usize) -> Selection {
+    let runs_of = |span: Span| {
+        let span = span.range();
+        (span.start..span.end - 3).step_by(4).map(|start| Span::new(start, start + 4))
+    };
+    let runs: Vec<Span> = prompt.chunk_spans().into_iter().flat_map(runs_of).collect();
     let count = runs.len() / 2;
     let layer = |_| {
         let mut chosen = runs.clone();
@@ -286,28 +279,14 @@ fn any_selection_is_computed_by_its_rules() {
     let mut random = Random(5);
     for name in KINDS.into_iter().chain(["qwen2", "mistral_window"]) {
         eprintln!("on {name}");
-        for (missing, merging) in [
-            (vec![], None),
-            (vec![], Some(SamKv::default())),
-            (vec![1], None),
-            (vec![0, 1], Some(SamKv::default())),
-        ] {
-            let settings = Settings { repair: false, ..exact(Dtype::F32) };
-            let engine = tiny_engine(name, settings);
+        for merging in [None, Some(SamKv::default())] {
+            let engine = tiny_engine(name, exact(Dtype::F32));
             let mut prompt = random_prompt(&engine, 5, &[24, 32, 19, 24], 9, 1);
             // Two documents may be the same.
             prompt.chunks[3].tokens = prompt.chunks[0].tokens.clone();
-            let missing: Vec<usize> =
-                if missing.contains(&0) { [&missing[..], &[3]].concat() } else { missing };
-            for i in (0..4).filter(|i| !missing.contains(i)) {
-                let method = Fixed { selection: Selection::default(), merging: None };
-                let id = engine.chunk_id(&prompt.chunks[i]);
-                engine.compute_chunk(id, "cached", &[&method]);
-            }
             for _ in 0..3 {
                 let layers = engine.decoder().config().num_layers();
-                let mut drawn =
-                    std::iter::repeat_with(|| random_selection(&mut random, &prompt, layers, &missing));
+                let mut drawn = std::iter::repeat_with(|| random_selection(&mut random, &prompt, layers));
                 let meets_every_rule = |selection: &Selection| {
                     let layers = selection.plan().layers;
                     let stands_in = layers.iter().any(|layer| layer.documents_see != layer.question_sees);
@@ -316,7 +295,7 @@ fn any_selection_is_computed_by_its_rules() {
                 let selection = drawn.find(meets_every_rule).unwrap();
                 let method = Fixed { selection, merging };
                 let mut found = prefill(&engine, &prompt, &method, prompt.len() + 40);
-                let (logits, kept) = reference(&engine, &prompt, &method, &missing);
+                let (logits, kept) = reference(&engine, &prompt, &method);
                 close(&found.logits, &logits);
                 same_cache(&found, &kept, engine.decoder().config().head_dim);
                 assert_eq!(found.stats.kept_tokens, kept[0].len());
@@ -327,7 +306,7 @@ fn any_selection_is_computed_by_its_rules() {
                     let last = longer.question[longer.question.len() - 1];
                     let logits = found.extend(last);
                     if [0, 9, 17, 29].contains(&token) {
-                        close(&logits, &reference(&engine, &longer, &method, &missing).0);
+                        close(&logits, &reference(&engine, &longer, &method).0);
                     }
                 }
             }
@@ -365,7 +344,7 @@ mod figure_5 {
         let before = prefill(&engine, &prompt, &cached(&selection), prompt.len() + 1);
         let method = Fixed { selection, merging: None };
         let after = prefill(&engine, &prompt, &method, prompt.len() + 1);
-        let (logits, kept) = reference(&engine, &prompt, &method, &[]);
+        let (logits, kept) = reference(&engine, &prompt, &method);
         close(&after.logits, &logits);
         let d = engine.decoder().config().head_dim;
         let of = |prefilled: &Prefilled, layer: usize| {
@@ -508,8 +487,8 @@ fn a_selection_that_cannot_be_computed_is_refused() {
     };
     for (first, others, why) in [
         (kept(&[(5, 9)], &[]), kept(&[(5, 8)], &[]), "different numbers"),
-        (kept(&[(27, 31)], &[]), kept(&[(27, 31)], &[]), "within a cached document"),
-        (kept(&[(0, 4)], &[]), kept(&[(0, 4)], &[]), "within a cached document"),
+        (kept(&[(27, 31)], &[]), kept(&[(27, 31)], &[]), "within a document"),
+        (kept(&[(0, 4)], &[]), kept(&[(0, 4)], &[]), "within a document"),
         (kept(&[(9, 13), (5, 9)], &[]), kept(&[(5, 13)], &[]), "not ascending"),
         (kept(&[(5, 9)], &[9]), kept(&[(5, 9)], &[]), "among those kept"),
     ] {
@@ -579,29 +558,13 @@ fn only_what_is_kept_is_read() {
 }
 
 #[test]
-fn a_missing_document_is_prefilled_again_or_computed_whole() {
-    let prompt = |engine: &Engine| random_prompt(engine, 5, &[70, 90, 40], 9, 3);
-    let repairing = engine(&tiny("llama"), exact(Dtype::F32));
-    let prompt_of = prompt(&repairing);
-    let expected = forced(&repairing, &prompt_of, &small_blocks(), Eviction::full());
-    let id = repairing.chunk_id(&prompt_of.chunks[1]);
-    repairing.store().remove(&id.key()).unwrap();
-    assert_eq!(expected, forced(&repairing, &prompt_of, &small_blocks(), Eviction::full()));
-    let leaving = engine(&tiny("llama"), Settings { repair: false, ..exact(Dtype::F32) });
-    for i in [0, 2] {
-        let id = leaving.chunk_id(&prompt_of.chunks[i]);
-        leaving.compute_chunk(id, "cached", &[&small_blocks()]);
-    }
-    let found = prefill(&leaving, &prompt_of, &small_blocks(), prompt_of.len() + 1);
-    assert!(found.stats.kept_tokens < prompt_of.len());
-    assert!(
-        found.stats.document_rows.iter().all(|rows| *rows >= 90),
-        "all of the missing one at every layer"
-    );
-    // Nothing cached at all is vanilla.
-    let none = engine(&tiny("llama"), Settings { repair: false, ..exact(Dtype::F32) });
-    let vanilla = forced(&none, &prompt_of, &Vanilla, Eviction::full());
-    assert_eq!(forced(&none, &prompt_of, &small_blocks(), Eviction::full()), vanilla);
+fn a_missing_document_is_prefilled_again() {
+    let engine = engine(&tiny("llama"), exact(Dtype::F32));
+    let prompt = random_prompt(&engine, 5, &[70, 90, 40], 9, 3);
+    let expected = forced(&engine, &prompt, &small_blocks(), Eviction::full());
+    let id = engine.chunk_id(&prompt.chunks[1]);
+    engine.store().remove(&id.key()).unwrap();
+    assert_eq!(expected, forced(&engine, &prompt, &small_blocks(), Eviction::full()));
 }
 
 #[test]

@@ -60,7 +60,6 @@ impl<'a> Contexts<'a> {
         let model = &inputs.model;
         let mut of = Vec::new();
         for (place, summary) in inputs.layout.chunks.iter().zip(inputs.statistics_of(kind)) {
-            let Some(summary) = summary.filter(|_| place.cached) else { continue };
             let (layers, blocks) = (inputs.layout.layers, method.blocks(place.span));
             let tensor = |name: &'static str, shape: &[usize]| {
                 let found = summary.get(name).filter(|tensor| tensor.shape == shape);
