@@ -7,20 +7,21 @@ use crate::{AttentionReport, LayerView, Sizes, TokenScorer};
 pub(crate) struct AccumulatedAttention {
     /// `heads × capacity`
     sums: Vec<f32>,
+    /// Rows that could see each of these tokens, if sums are divided by them: `heads × capacity`.
+    rows: Option<Vec<f32>>,
     capacity: usize,
     recent: usize,
-    /// Whether a sum is divided by the rows that could see its token.
-    normalise: bool,
 }
 
 impl AccumulatedAttention {
     pub(crate) fn new(heads: usize, capacity: usize, recent: usize, normalise: bool) -> AccumulatedAttention {
-        AccumulatedAttention { sums: vec![0.0; heads * capacity], capacity, recent, normalise }
+        let zeros = vec![0.0; heads * capacity];
+        AccumulatedAttention { rows: normalise.then(|| zeros.clone()), sums: zeros, capacity, recent }
     }
 
-    /// Bytes of the sums of one layer.
-    pub(crate) fn bytes_of(Sizes { heads, capacity, .. }: Sizes) -> usize {
-        heads * capacity * size_of::<f32>()
+    /// Bytes of the sums of one layer, and of the rows that they are divided by.
+    pub(crate) fn bytes_of(Sizes { heads, capacity, .. }: Sizes, normalise: bool) -> usize {
+        (1 + usize::from(normalise)) * heads * capacity * size_of::<f32>()
     }
 }
 
@@ -29,43 +30,55 @@ impl TokenScorer for AccumulatedAttention {
         let len = layer.len;
         let newest = seen.rows[seen.rows.len() - 1];
         for (head, weights) in seen.weights.chunks_exact(len).enumerate() {
-            let sums = &mut self.sums[head * self.capacity..][..len];
+            let (first, positions) = (head * self.capacity, layer.head(head));
             // The slot of a token that is seen for the first time held another one.
-            if layer.head(head)[len - 1] == newest {
-                sums[len - 1] = 0.0;
+            if positions[len - 1] == newest {
+                self.sums[first + len - 1] = 0.0;
+                self.rows.iter_mut().for_each(|rows| rows[first + len - 1] = 0.0);
             }
-            sums.iter_mut().zip(weights).for_each(|(sum, weight)| *sum += weight);
+            self.sums[first..].iter_mut().zip(weights).for_each(|(sum, weight)| *sum += weight);
+            let Some(rows) = &mut self.rows else { continue };
+            for (rows, position) in rows[first..].iter_mut().zip(positions) {
+                *rows += (seen.rows.len() - seen.rows.partition_point(|row| row < position)) as f32;
+            }
         }
     }
 
     fn score(&self, layer: &LayerView<'_>, head: usize, scores: &mut [f32]) {
-        let sums = &self.sums[head * self.capacity..][..layer.len];
-        for ((score, sum), position) in scores.iter_mut().zip(sums).zip(layer.head(head)) {
-            *score = match layer.is_recent(*position, self.recent) {
-                true => f32::INFINITY,
-                false if self.normalise => sum / (layer.next - position) as f32,
-                false => *sum,
-            };
+        let first = head * self.capacity;
+        scores.copy_from_slice(&self.sums[first..][..layer.len]);
+        if let Some(rows) = &self.rows {
+            // A token that no row could see has no sum either.
+            scores.iter_mut().zip(&rows[first..]).for_each(|(score, rows)| *score /= rows.max(1.0));
+        }
+        for (score, position) in scores.iter_mut().zip(layer.head(head)) {
+            if layer.is_recent(*position, self.recent) {
+                *score = f32::INFINITY;
+            }
         }
     }
 
     fn moved(&mut self, head: usize, from: usize, to: usize, _: u32) {
-        let sums = &mut self.sums[head * self.capacity..];
-        sums[to] = sums[from];
+        for of in [Some(&mut self.sums), self.rows.as_mut()].into_iter().flatten() {
+            of[head * self.capacity + to] = of[head * self.capacity + from];
+        }
     }
 
     fn gather(&self, kept: &[u32], capacity: usize) -> Box<dyn TokenScorer> {
         let heads = self.sums.len() / self.capacity;
-        let mut gathered = AccumulatedAttention::new(heads, capacity, self.recent, self.normalise);
-        for (head, kept) in kept.chunks_exact(kept.len() / heads).enumerate() {
-            let sums = &self.sums[head * self.capacity..][..self.capacity];
-            let to = &mut gathered.sums[head * capacity..];
-            to.iter_mut().zip(kept).for_each(|(to, slot)| *to = sums[*slot as usize]);
-        }
-        Box::new(gathered)
+        let gather = |all: &Vec<f32>| {
+            let mut gathered = vec![0.0; heads * capacity];
+            for (head, kept) in kept.chunks_exact(kept.len() / heads).enumerate() {
+                let to = gathered[head * capacity..].iter_mut().zip(kept);
+                to.for_each(|(to, slot)| *to = all[head * self.capacity + *slot as usize]);
+            }
+            gathered
+        };
+        let (sums, rows) = (gather(&self.sums), self.rows.as_ref().map(gather));
+        Box::new(AccumulatedAttention { sums, rows, capacity, recent: self.recent })
     }
 
     fn bytes(&self) -> usize {
-        size_of_val(self.sums.as_slice())
+        size_of_val(self.sums.as_slice()) + self.rows.as_ref().map_or(0, |rows| size_of_val(rows.as_slice()))
     }
 }

@@ -38,7 +38,7 @@ pub struct H2o {
     /// Share of the prompt's tokens that stay as recent, with budget=hf.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub recent_ratio: f64,
-    /// Divide a token's sum by the rows that could see it, as kvpress does.
+    /// Divide a token's sum by the computed rows that could see it, as kvpress does.
     pub normalise: bool,
 }
 
@@ -99,6 +99,6 @@ impl EvictionPolicy for H2o {
     }
 
     fn side_bytes(&self, _: &PromptSpans, sizes: Sizes) -> usize {
-        AccumulatedAttention::bytes_of(sizes)
+        AccumulatedAttention::bytes_of(sizes, self.normalise)
     }
 }

@@ -97,6 +97,6 @@ impl EvictionPolicy for Keyformer {
     }
 
     fn side_bytes(&self, _: &PromptSpans, sizes: Sizes) -> usize {
-        AccumulatedAttention::bytes_of(sizes)
+        AccumulatedAttention::bytes_of(sizes, false)
     }
 }

@@ -73,27 +73,18 @@ impl CacheBlend {
             0.0 => self.ratio,
             charge => {
                 let before = layout.len() - layout.question.len();
-                let mean = layout.count_for_charge(charge, CHECK_LAYER + 1, 0) as f64 / before.max(1) as f64;
-                mean / self.mean_share(layout.layers)
+                layout.count_for_charge(charge, CHECK_LAYER + 1, 0) as f64 / before.max(1) as f64
             }
         }
     }
 
-    /// Mean share of the rows of the layers that follow the check: each has those that go on from the layer before it.
-    fn mean_share(&self, layers: usize) -> f64 {
-        let sparse = CHECK_LAYER + 1..layers.max(CHECK_LAYER + 2);
-        let number = sparse.len() as f64;
-        sparse.map(|layer| self.share_at(layer - 1, layers)).sum::<f64>() / number
-    }
-
-    /// Share of the mean ratio that goes on from `layer` of `layers`.
+    /// Share of the mean ratio that `layer` of `layers` computes, from the first that follows the check on. Its mean over these is 1.
     fn share_at(&self, layer: usize, layers: usize) -> f64 {
-        if !self.gradual {
+        let steps = layers.saturating_sub(CHECK_LAYER + 2);
+        if !self.gradual || steps == 0 {
             return 1.0;
         }
-        let steps = layers.saturating_sub(3).max(1) as f64;
-        let step = layer.saturating_sub(CHECK_LAYER + 1) as f64;
-        1.25 - 0.5 * (step / steps).min(1.0)
+        1.25 - 0.5 * (layer - CHECK_LAYER - 1) as f64 / steps as f64
     }
 }
 
@@ -110,12 +101,13 @@ impl FusionMethod for CacheBlend {
             return Ok(planned(PassPlan::new(layout.required_tokens())));
         }
         let mut plan = PassPlan { mask: self.mask, ..PassPlan::new(layout.full_tokens()) };
-        let last = if self.gradual { layout.layers } else { CHECK_LAYER + 1 };
+        // No layer follows the last one.
+        let last = if self.gradual { layout.layers - 1 } else { CHECK_LAYER + 1 }.max(CHECK_LAYER + 1);
         let needs = Needs { deviation: Some(deviation), ..Needs::default() };
         plan.checks = (CHECK_LAYER..last).map(|layer| (layer, needs)).collect();
         let (method, ratio) = (*self, self.mean_ratio(layout));
         Ok(selecting(plan, move |layer| {
-            let share = method.share_at(layer.layer, layer.layout.layers);
+            let share = method.share_at(layer.layer + 1, layer.layout.layers);
             let count = layer.layout.count(ratio * share);
             layer.best(&layer.candidates(), layer.deviation, count)
         }))
@@ -136,7 +128,7 @@ mod tests {
         let ratios: Vec<f64> = (2..10).map(ratio_at).collect();
         assert!((ratios[0] - 0.25).abs() < 1e-6 && (ratios[7] - 0.15).abs() < 1e-6);
         assert!((ratios.iter().sum::<f64>() / 8.0 - 0.2).abs() < 1e-6);
-        assert_eq!(ratio_at(1), ratio_at(2));
+        assert_eq!(method.share_at(2, 3), 1.0, "one layer follows the check");
     }
 
     #[test]
@@ -152,7 +144,7 @@ mod tests {
         for gradual in [false, true] {
             let method = CacheBlend { gradual, charge: 0.4, ..CacheBlend::default() };
             let mean = method.mean_ratio(&layout);
-            let rows = |layer: usize| layout.count(mean * method.share_at(layer - 1, 10));
+            let rows = |layer: usize| layout.count(mean * method.share_at(layer, 10));
             let all = 2 * 1000 + (2..10).map(rows).sum::<usize>();
             assert!((3992..=4000).contains(&all), "{all} rows of 10000, gradual: {gradual}");
         }

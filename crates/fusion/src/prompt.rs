@@ -117,7 +117,7 @@ impl PromptLayout {
     /// Number of tokens whose computation makes up `charge`, the share of all rows of the documents (tokens × layers), together with
     /// `full` layers at which all [`full_tokens`](Self::full_tokens) are computed and a probe of the question through `probed` layers: the
     /// tokens that the layers after the full ones compute. A probe counts for three quarters of the charge at most, so that a question
-    /// that is long beside the documents leaves tokens to recompute.
+    /// that is long beside the documents leaves tokens to recompute. It computes all [`required_tokens`](Self::required_tokens).
     pub fn count_for_charge(&self, charge: f64, full: usize, probed: usize) -> usize {
         let (documents, layers) = (self.documents().len(), self.layers);
         let rows = charge * (documents * layers) as f64;
@@ -128,7 +128,7 @@ impl PromptLayout {
 
     /// Rows of a probe of the question through `probed` layers.
     fn probe_rows(&self, probed: usize) -> usize {
-        probed * self.question.len()
+        probed * self.required_tokens().len()
     }
 
     /// Whether a probe through `probed` layers, and then `count` tokens at every layer, take as many rows as all reusable tokens at every

@@ -140,12 +140,14 @@ impl FusionMethod for Scout {
     }
 
     fn max_rows(&self, layout: &PromptLayout) -> usize {
-        // The layers that can choose are known to the pass alone: the fewest leave the most tokens, and a probe of all is the dearest.
+        let required = layout.required_tokens().len();
+        // The layers that can choose are known to the pass alone: the fewest leave the most tokens.
         let probed = layers_between(self.from, self.to, layout.layers).start + 1;
-        let most = layout.count_for_charge(self.charge, 0, probed);
-        match layout.probe_is_dearer(layout.layers, most) {
-            true => layout.full_tokens().len(),
-            false => layout.required_tokens().len() + most,
+        match layout.count_for_charge(self.charge, 0, probed) {
+            0 => required,
+            // A probe is dearer than all reusable tokens where these are at most as many as it computes and are then recomputed: exact
+            // chunks leave fewer of them.
+            most => required + layout.reusable().min(most + required),
         }
     }
 }
@@ -244,14 +246,21 @@ mod tests {
         let (probe, tokens) = computed(110);
         assert_eq!((probe, tokens), (None, (22..232).collect()), "the exact chunk stays as it is");
         for question in [1, 30, 60, 101, 102, 110, 200] {
-            let layout = &inputs(question).layout;
+            let mut layout = inputs(question).layout.clone();
             let plan = computed(question);
             let most = if plan.0.is_some() {
                 question as usize + layout.count_for_charge(0.3, 0, 10)
             } else {
                 plan.1.len()
             };
-            assert!(most <= scout.max_rows(layout), "{question}");
+            assert!(most <= scout.max_rows(&layout), "{question}");
+            layout.chunks[0].exact = false;
+            assert!(most <= scout.max_rows(&layout), "{question}, where no chunk is known to be exact");
         }
+        // A system part that is not at hand goes through the first pass with the question: 2 more rows at 3 layers.
+        let mut layout = inputs(30).layout.clone();
+        assert_eq!(layout.count_for_charge(0.3, 0, 3), 27);
+        layout.system_cached = false;
+        assert_eq!(layout.count_for_charge(0.3, 0, 3), 26);
     }
 }

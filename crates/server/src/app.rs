@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use axum::http::{HeaderMap, StatusCode};
+use refrain::AUTO;
 use refrain::corpus::{Corpus, LocalDocuments, SyncThread, open_documents};
 use refrain::engine::Engine;
 use refrain::eviction::{Eviction, POLICIES};
@@ -220,12 +221,12 @@ impl App {
         Ok(Tenant { engine, name: name.to_owned() })
     }
 
-    /// The fusion method that a request gives in `field`, or the server's default.
+    /// The fusion method that a request gives in `field`, or the server's default where it gives none or `auto`.
     ///
     /// # Errors
     /// If the name or an option is unknown, or a value does not fit its option.
     pub(crate) fn method(&self, field: &str, given: Option<&Value>) -> Result<Selected<Method>> {
-        let selected = match given {
+        let selected = match given.filter(|value| *value != AUTO) {
             Some(value) => METHODS.select_json(value),
             None => METHODS.select(&self.state.options.method),
         };

@@ -108,18 +108,27 @@ struct Scratch {
 }
 
 impl EvictingCache {
-    /// Budget of the cache of a request of `room` tokens; none where the policy never evicts any of them and heads keep no caches
-    /// of their own. There always is one where the cache is `sparse`: of a prompt of which a part is kept.
+    /// Budget of a policy for a request of `room` tokens; none where it never evicts any of them: a cache that can never be pruned is full
+    /// attention, to the bit.
+    fn policy_budget(
+        eviction: &Eviction,
+        prompt: &PromptSpans,
+        room: usize,
+    ) -> crate::Result<Option<Budget>> {
+        let budget = eviction.policy.budget(prompt)?;
+        Ok(budget.filter(|budget| !budget.decoding || budget.most.saturating_add(1) < room))
+    }
+
+    /// Budget of the cache of a request of `room` tokens; none where the policy has none and heads keep no caches of their own. There
+    /// always is one where the cache is `sparse`: of a prompt of which a part is kept.
     pub(crate) fn budget(
         eviction: &Eviction,
         prompt: &PromptSpans,
         room: usize,
         sparse: bool,
     ) -> crate::Result<Option<Budget>> {
-        let budget = eviction.policy.budget(prompt)?;
-        // A cache that can never be pruned is full attention, to the bit.
-        let budget = budget.filter(|budget| !budget.decoding || budget.most.saturating_add(1) < room);
         let bounded = eviction.per_query_head || sparse;
+        let budget = EvictingCache::policy_budget(eviction, prompt, room)?;
         Ok(budget.or(bounded.then_some(Budget::once(room))))
     }
 
@@ -136,6 +145,7 @@ impl EvictingCache {
     ) -> crate::Result<Option<EvictingCache>> {
         let sparse = left_out.is_some();
         let Some(budget) = EvictingCache::budget(eviction, &prompt, room, sparse)? else { return Ok(None) };
+        let evicts = EvictingCache::policy_budget(eviction, &prompt, room)?.is_some();
         let (heads, group) = match eviction.per_query_head {
             true => (config.heads, 1),
             false => (config.kv_heads, config.heads / config.kv_heads),
@@ -144,8 +154,9 @@ impl EvictingCache {
         let n = prompt.len();
         let slots = if budget.decoding { budget.most + 1 } else { budget.keep.min(n) + room - n };
         let plan = |layer: &LayerSpec| match layer.window {
-            // A window that the slots could hold is a bound of its own, and an exact one.
-            Some(window) if window <= slots || (sparse && eviction.is_full()) => {
+            // A window that the slots could hold is a bound of its own, and an exact one. One that reaches beyond them is kept by positions
+            // where no policy decides what is seen.
+            Some(window) if window <= slots || (sparse && !evicts) => {
                 let capacity = window.min(room).min(slots);
                 Plan {
                     budget: Budget::constant(window - 1),

@@ -24,7 +24,12 @@ impl PassLayers {
             Mask::BottomRight => {
                 let computed = if before.is_empty() { &tokens.positions } else { before };
                 let hidden = self.context.inputs.layout.len() - computed.len();
-                let seen = |token: &u32| (0, (hidden + computed.partition_point(|t| t <= token)) as u32);
+                let window =
+                    tokens.decoder.config().layers[layer].window.map_or(u32::MAX, |window| window as u32);
+                let seen = |token: &u32| {
+                    let end = (hidden + computed.partition_point(|t| t <= token)) as u32;
+                    ((token + 1).saturating_sub(window), end)
+                };
                 tokens.visible = tokens.positions.iter().map(seen).collect();
             }
         }
