@@ -56,9 +56,10 @@ pub(crate) struct Disk {
 impl Disk {
     /// With `shares`, chunks that are stored here are noted as not yet in the object store.
     pub(crate) fn open(root: &Path, limits: Limits, shares: bool) -> Result<Disk> {
+        let folder = Folder::open(root)?;
         Ok(Disk {
-            folder: Folder::open(root)?,
-            index: Index::of(root),
+            index: Index::of(folder.root()),
+            folder,
             limits,
             uses: UnwrittenUses::new(),
             phantoms: Mutex::default(),

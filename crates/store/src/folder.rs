@@ -85,14 +85,15 @@ impl FolderEntry {
 
 impl Folder {
     pub(crate) fn open(root: &Path) -> Result<Folder> {
-        let folder = Folder {
-            root: root.to_owned(),
+        // The program may change its working directory while the store is open.
+        let root = std::path::absolute(root).map_err(io("find the folder", root))?;
+        create_dir(&root)?;
+        fs::read_dir(&root).map_err(io("read the folder", &root))?;
+        Ok(Folder {
+            root,
             #[cfg(test)]
             room: u64::MAX.into(),
-        };
-        create_dir(root)?;
-        fs::read_dir(root).map_err(io("read the folder", root))?;
-        Ok(folder)
+        })
     }
 
     pub(crate) fn root(&self) -> &Path {
