@@ -43,7 +43,7 @@ pub struct Sampling {
     pub stop: Vec<String>,
     /// With every token, how likely the model found it, and this many of the likeliest; none tells nothing.
     pub logprobs: Option<usize>,
-    /// Tokens before which nothing ends the answer: end tokens are not chosen, nor those that are a stop text, and no stop
+    /// Tokens before which nothing ends the answer: end tokens are not chosen, nor those that are a stop text unless a grammar allows nothing else, and no stop
     /// text counts.
     pub min_tokens: usize,
 }

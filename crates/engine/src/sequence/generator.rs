@@ -67,10 +67,12 @@ impl Generator {
         // A complete text of a grammar ends the answer before all else.
         let is_complete = self.grammar.as_ref().is_some_and(Grammar::is_complete);
         if at < self.sampling.min_tokens && !is_complete {
-            for token in self.engine.ends().chain(self.stops.iter().copied()) {
-                if let Some(logit) = logits.get_mut(token as usize) {
-                    *logit = f32::NEG_INFINITY;
-                }
+            ban(logits, self.engine.ends());
+            // A grammar may allow nothing but stop texts, which end no answer this early.
+            let is_left =
+                |(token, logit): (u32, &f32)| *logit > f32::NEG_INFINITY && !self.stops.contains(&token);
+            if self.grammar.is_none() || (0..).zip(&*logits).any(is_left) {
+                ban(logits, self.stops.iter().copied());
             }
         }
         let token = self.sampler.sample(logits);
@@ -134,6 +136,15 @@ impl Generator {
         let event = TokenEvent { text: "", tokens, token: None, logprobs: None, retained, kv_bytes };
         self.text.finish(finish, event, stream);
         Answer { text: self.text.shown, tokens: self.tokens, finish, stats, explanation: None }
+    }
+}
+
+/// Lowers the logits of tokens to minus infinity.
+fn ban(logits: &mut [f32], tokens: impl Iterator<Item = u32>) {
+    for token in tokens {
+        if let Some(logit) = logits.get_mut(token as usize) {
+            *logit = f32::NEG_INFINITY;
+        }
     }
 }
 

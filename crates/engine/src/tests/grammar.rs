@@ -108,6 +108,20 @@ fn json_objects_expressions_choices_and_lark_are_followed() {
     }
 }
 
+/// The only beginning that the grammar allows is a token that is a stop text.
+#[test]
+fn a_stop_text_that_the_grammar_needs_is_chosen_before_the_least_tokens() {
+    let engine = engine(&tiny("llama"), exact(Dtype::F32));
+    assert_eq!(engine.tokenize("{").unwrap().len(), 1);
+    let output = StructuredOutput::Choice(vec!["{x".to_owned()]);
+    for temperature in [0.0, 1.0] {
+        let sampling =
+            Sampling { stop: vec!["{".to_owned()], min_tokens: 1, temperature, ..Sampling::default() };
+        let answer = answer(&engine, &output, sampling).unwrap();
+        assert_eq!((answer.text.as_str(), answer.finish), ("{x", FinishReason::Stop));
+    }
+}
+
 /// Each answer of a request has its own place in the grammar.
 #[test]
 fn a_compiled_grammar_serves_many_answers() {
