@@ -108,6 +108,7 @@ wheel: setup ## Build the Python wheel, in target/wheels, and test it in an envi
 	@mkdir -p target && { [ -x target/maturin/bin/maturin ] || python3 -m venv target/maturin; }
 	@target/maturin/bin/pip install --quiet --disable-pip-version-check 'maturin>=1.9,<2'
 	@rm -rf target/wheels target/wheel-test
+	packaging/notices --package refrain-python --features refrain-python/remote > crates/python/NOTICE-THIRD-PARTY.txt
 	target/maturin/bin/maturin build --release --locked --manifest-path crates/python/Cargo.toml --out target/wheels
 	@python3 -m venv target/wheel-test
 	@target/wheel-test/bin/pip install --quiet --disable-pip-version-check $$(grep -E '^(mypy|pytest)==' tools/requirements-tests.txt) target/wheels/*.whl
