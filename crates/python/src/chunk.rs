@@ -10,7 +10,7 @@ use crate::convert::quoted;
 use crate::opened::Opened;
 
 /// A chunk of a kept document. It stands in a question's documents as it was prefilled.
-#[pyclass(frozen, eq, hash, from_py_object, module = "refrain")]
+#[pyclass(frozen, eq, hash, from_py_object, weakref, module = "refrain")]
 #[derive(Clone)]
 pub(crate) struct Chunk {
     /// The text.

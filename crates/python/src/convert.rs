@@ -8,8 +8,17 @@ use crate::error::RefrainError;
 
 /// A value as dictionaries, lists, strings and numbers.
 pub(crate) fn to_python<'py>(py: Python<'py>, value: &impl serde::Serialize) -> PyResult<Bound<'py, PyAny>> {
-    let text = serde_json::to_string(value).map_err(|error| RefrainError::new_err(error.to_string()))?;
-    py.import("json")?.call_method1("loads", (PyString::new(py, &text),))
+    from_json_text(py, &json_text(value)?)
+}
+
+/// The JSON text of a value.
+pub(crate) fn json_text(value: &impl serde::Serialize) -> PyResult<String> {
+    serde_json::to_string(value).map_err(|error| RefrainError::new_err(error.to_string()))
+}
+
+/// A JSON text as dictionaries, lists, strings and numbers.
+pub(crate) fn from_json_text<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyAny>> {
+    py.import("json")?.call_method1("loads", (PyString::new(py, text),))
 }
 
 /// The JSON of dictionaries, lists, strings and numbers. Numbers that JSON does not have, such as NaN, are refused.

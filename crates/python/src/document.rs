@@ -2,18 +2,21 @@
 
 use std::path::PathBuf;
 
-use pyo3::exceptions::{PyFileNotFoundError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyOSError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 use refrain::PromptChunk;
+use refrain::documents::{Failure, ReadError};
+use refrain::engine::Advance;
 
 use crate::chunk::Chunk;
 use crate::convert::quoted;
-use crate::error::raise;
+use crate::error::{RefrainError, raise, warn};
 use crate::opened::Opened;
+use crate::signals::advance;
 
 /// A document: its title, which may be empty, and its text.
-#[pyclass(frozen, eq, hash, from_py_object, module = "refrain")]
+#[pyclass(frozen, eq, hash, from_py_object, weakref, module = "refrain")]
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Document {
     /// The title.
@@ -43,20 +46,35 @@ impl Document {
     }
 }
 
-/// The documents of a file or folder: text, Markdown, HTML, PDF, DOCX and JSONL. Those that cannot be read are told as a warning of
-/// Python, and the others are read all the same.
+/// The documents of a file or folder: text, Markdown, HTML, PDF, DOCX and JSONL. Files of a folder that cannot be read are told as warnings of
+/// Python, and the others are read all the same; a file given by name that cannot be read raises OSError or RefrainError.
 #[pyfunction]
 pub(crate) fn read(py: Python<'_>, path: PathBuf) -> PyResult<Vec<Document>> {
-    if !path.exists() {
-        return Err(PyFileNotFoundError::new_err(format!("there is no file or folder {}", path.display())));
-    }
-    let reading = py.detach(|| refrain::documents::read_path(&path));
-    let warnings = py.import("warnings")?;
-    for failure in reading.failures {
-        warnings.call_method1("warn", (failure.to_string(),))?;
+    let (files, mut failures) = py.detach(|| refrain::documents::files(&path));
+    let (mut documents, mut left) = (Vec::new(), files.into_iter());
+    advance(py, || {
+        let Some(file) = left.next() else { return Ok(Advance::Done) };
+        let reading = refrain::documents::read_path(&file);
+        documents.extend(reading.documents);
+        failures.extend(reading.failures);
+        Ok(Advance::Progress)
+    })?;
+    for failure in failures {
+        if failure.path == path {
+            return Err(unread(py, &failure)?);
+        }
+        warn(py, failure.to_string())?;
     }
     let document = |document: refrain::Document| Document { title: document.title, text: document.text };
-    Ok(reading.documents.into_iter().map(document).collect())
+    Ok(documents.into_iter().map(document).collect())
+}
+
+/// The exception of a file or folder that cannot be read: that of Python's own functions, if the system refuses.
+fn unread(py: Python<'_>, failure: &Failure) -> PyResult<PyErr> {
+    let ReadError::Io(error) = &failure.error else { return Ok(RefrainError::new_err(failure.to_string())) };
+    let Some(code) = error.raw_os_error() else { return Ok(PyOSError::new_err(failure.to_string())) };
+    let reason: String = py.import("os")?.call_method1("strerror", (code,))?.extract()?;
+    Ok(PyOSError::new_err((code, reason, failure.path.clone().into_os_string())))
 }
 
 /// A document as it is given.
@@ -79,8 +97,8 @@ fn given(list: &Bound<'_, PyAny>) -> PyResult<Vec<Given>> {
             Given::Document(refrain::Document { title, text })
         } else if let Ok(chunk) = item.extract() {
             Given::Chunk(chunk)
-        } else if let Ok(text) = item.extract::<String>() {
-            Given::Document(refrain::Document { title: String::new(), text })
+        } else if item.is_instance_of::<PyString>() {
+            Given::Document(refrain::Document { title: String::new(), text: item.extract()? })
         } else {
             let found = item.get_type().name()?;
             let message = format!("a document is a refrain.Document, a refrain.Chunk or a str, not {found}");
@@ -105,12 +123,13 @@ pub(crate) fn cut(
     engine: &refrain::Engine,
     documents: &[refrain::Document],
 ) -> PyResult<Vec<PromptChunk>> {
-    let mut chunks = Vec::new();
-    for (index, document) in documents.iter().enumerate() {
-        py.check_signals()?;
-        let cut = py.detach(|| engine.chunks(std::slice::from_ref(document))).map_err(raise)?;
+    let (mut chunks, mut left) = (Vec::new(), documents.iter().enumerate());
+    advance(py, || {
+        let Some((index, document)) = left.next() else { return Ok(Advance::Done) };
+        let cut = engine.chunks(std::slice::from_ref(document))?;
         chunks.extend(cut.into_iter().map(|chunk| PromptChunk { document: index, ..chunk }));
-    }
+        Ok(Advance::Progress)
+    })?;
     Ok(chunks)
 }
 

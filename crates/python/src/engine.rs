@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use refrain::engine::{Advance, DeviceChoice, UnknownDevice};
+use refrain::engine::{DeviceChoice, UnknownDevice};
 use refrain::model::Specials;
 use refrain::store::Limits;
 use refrain::{EngineOptions, Library, Question};
@@ -14,12 +14,14 @@ use refrain::{EngineOptions, Library, Question};
 use crate::answer::{Answer, TokenStream};
 use crate::chunk::{Chunk, chunks};
 use crate::convert::to_python;
-use crate::document::{cut, prompt_chunks};
-use crate::error::{RefrainError, raise};
-use crate::keywords::set_keywords;
-use crate::opened::Opened;
+use crate::error::raise;
+use crate::ingest::{flush, ingest};
+use crate::keywords::count;
+use crate::opened::{Opened, open};
+use crate::process::free_detached;
+use crate::question::{Asked, Given};
 
-/// A model with its chunk store. It may be shared between threads.
+/// A model with its chunk store. It may be shared between threads, but not with a process that is forked from this one.
 ///
 /// model: a known name, a GGUF file, a folder of Hugging Face, or `hf:ORG/NAME[:FILE]`.
 /// store: folder of stored chunks; else the program's own.
@@ -28,17 +30,26 @@ use crate::opened::Opened;
 /// system: system message of the prompts to come.
 /// device: `cpu`, `cuda` (an NVIDIA GPU; `cuda:1` is the second; experimental: tested under emulation, on an H200 and an H100), or `auto`.
 /// threads: 0 for one a core.
-/// memory, disk: most bytes of chunks in memory and in the folder.
-/// models: folder of models that are known by name.
-/// prefix_cache: most bytes of keys and values of prompts and answers that are kept for prompts that begin alike, as turns of a conversation do.
+/// memory, disk: most bytes of chunks in memory (1 GiB) and in the folder (no bound).
+/// chunk_tokens: most tokens of a chunk (512).
+/// models: folder of models that are known by name; else `REFRAIN_MODELS`, or `~/.cache/refrain/models`.
+/// prefix_cache: most bytes of keys and values of prompts and answers that are kept for prompts that begin alike, as turns of a conversation do; 0 keeps none.
 /// remote: object store by which machines share chunks and documents: `s3://BUCKET/PREFIX`, `gs://…`, `az://…` or `file:///FOLDER`; its
 /// keys come from the environment.
+/// keep_packed: whether packed weights are kept in a file beside the model, as large as they are in memory, from which later engines and the program
+/// read them.
 ///
 /// `close`, or the end of a `with` block, frees model and store.
-#[pyclass(frozen, module = "refrain")]
+#[pyclass(frozen, weakref, module = "refrain")]
 pub(crate) struct Engine {
     /// None once it is closed. Work that is under way has its own reference.
     opened: Mutex<Option<Arc<Opened>>>,
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        free_detached(self.opened.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+    }
 }
 
 #[pymethods]
@@ -46,7 +57,7 @@ impl Engine {
     #[new]
     #[pyo3(signature = (
         model, store = None, *, method = "auto", prefix = None, system = None, device = "cpu", threads = 0, memory = 1_073_741_824,
-        disk = None, chunk_tokens = None, models = None, prefix_cache = 0, remote = None,
+        disk = None, chunk_tokens = None, models = None, prefix_cache = 0, remote = None, keep_packed = true,
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn new(
@@ -57,24 +68,30 @@ impl Engine {
         prefix: Option<&str>,
         system: Option<String>,
         device: &str,
-        threads: usize,
-        memory: u64,
-        disk: Option<u64>,
-        chunk_tokens: Option<usize>,
+        threads: i64,
+        memory: i64,
+        disk: Option<i64>,
+        chunk_tokens: Option<i64>,
         models: Option<PathBuf>,
-        prefix_cache: usize,
+        prefix_cache: i64,
         remote: Option<String>,
+        keep_packed: bool,
     ) -> PyResult<Engine> {
         #[cfg(not(feature = "remote"))]
         if remote.is_some() {
             return Err(PyValueError::new_err("remote: this build of the module has no object stores"));
         }
-        let mut limits = Limits::memory(memory);
-        limits.disk = disk.unwrap_or(limits.disk);
+        let mut limits = Limits::memory(count("memory", memory)?);
+        if let Some(disk) = disk {
+            limits.disk = count("disk", disk)?;
+        }
+        let (threads, prefix_cache) = (count("threads", threads)?, count("prefix_cache", prefix_cache)?);
         let device: DeviceChoice =
             device.parse().map_err(|error: UnknownDevice| PyValueError::new_err(error.to_string()))?;
-        let mut settings = refrain::Settings { device, threads, ..refrain::Settings::default() };
-        settings.chunk_tokens = chunk_tokens.unwrap_or(settings.chunk_tokens);
+        let mut settings = refrain::Settings { device, threads, keep_packed, ..refrain::Settings::default() };
+        if let Some(chunk_tokens) = chunk_tokens {
+            settings.chunk_tokens = count("chunk_tokens", chunk_tokens)?;
+        }
         let instructions =
             refrain::Instructions { system: system.clone(), ..refrain::Instructions::default() };
         let model = model.into_os_string().into_string();
@@ -82,14 +99,12 @@ impl Engine {
             model.map_err(|model| PyValueError::new_err(format!("{} is no UTF-8", model.display())))?;
         let prefix =
             prefix.map(str::parse).transpose().map_err(|error: String| PyValueError::new_err(error))?;
-        let (opened, warnings) = py.detach(|| {
-            let mut warnings = Vec::new();
+        let engine = open(py, || {
             let mut options = EngineOptions::new(model)
                 .limits(limits)
                 .settings(settings)
                 .instructions(instructions)
-                .method(method)
-                .on_warning(|text| warnings.push(text.to_owned()));
+                .method(method);
             if let Some(prefix) = prefix {
                 options = options.prefix(prefix);
             }
@@ -103,13 +118,9 @@ impl Engine {
             if let Some(remote) = remote {
                 options = options.remote(refrain::store::RemoteOptions::new(remote));
             }
-            (options.open(), warnings)
-        });
-        let warn = py.import("warnings")?;
-        for warning in warnings {
-            warn.call_method1("warn", (warning,))?;
-        }
-        let opened = Opened::new(opened.map_err(raise)?.with_prefix_cache(prefix_cache), system);
+            options
+        })?;
+        let opened = Opened::new(engine.with_prefix_cache(prefix_cache), system);
         Ok(Engine { opened: Mutex::new(Some(Arc::new(opened))) })
     }
 
@@ -131,8 +142,10 @@ impl Engine {
     /// Prefills documents, and keeps them and their chunks. What is there already is not computed again.
     ///
     /// documents: `Document` or `str` each.
-    /// progress: is called with tokens computed and tokens to compute.
-    /// Returns counts, bytes and seconds.
+    /// method: the method whose statistics of whole documents are kept, too, if it needs some; else the engine's.
+    /// progress: is called with tokens computed and tokens to compute, some times a second at most.
+    /// Returns counts, bytes and seconds. `not_stored` is the reason why chunks are not in the store's folder, and `unpublished` the number of
+    /// documents that are not in the object store yet; both are told as warnings of Python, too.
     #[pyo3(signature = (documents, *, method = None, progress = None))]
     fn ingest<'py>(
         &self,
@@ -143,26 +156,17 @@ impl Engine {
     ) -> PyResult<Bound<'py, PyAny>> {
         let (opened, documents) = (self.opened()?, crate::document::documents(documents)?);
         let method = opened.method(method)?;
-        let chunks = cut(py, &opened.engine, &documents)?;
-        let mut ingest = py.detach(|| opened.engine.start_chunk_ingest(chunks, &method)).map_err(raise)?;
-        loop {
-            // Each step is a layer, after which a signal may end the work.
-            let step = py.detach(|| ingest.advance()).map_err(raise)?;
-            py.check_signals()?;
-            if let (Some(progress), Some(news)) = (progress, ingest.new_progress()) {
-                progress.call1((news.done, news.total))?;
-            }
-            if step == Advance::Done {
-                break;
-            }
-        }
-        let report = py.detach(|| ingest.finish());
-        // The chunks are of use without it, so that the ingest has not failed.
-        if let Err(error) = py.detach(|| opened.in_library(|library| library.put(&documents))) {
-            let warning = format!("search does not find these documents: {error}");
-            py.import("warnings")?.call_method1("warn", (warning,))?;
-        }
-        to_python(py, &report)
+        ingest(py, &opened, &documents, &method, progress)
+    }
+
+    /// Waits until all chunks and documents that were ingested are in the object store of `remote`. Without one, there is nothing to wait for.
+    ///
+    /// timeout: most seconds; None waits as long as the object store takes something.
+    /// Raises TimeoutError once the time is over, and RefrainError if the object store does not answer, or refuses. What is not uploaded then is uploaded
+    /// later, also by another engine that has the store's folder open.
+    #[pyo3(signature = (timeout = None))]
+    fn flush(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        flush(py, &*self.opened()?, timeout)
     }
 
     /// The chunks of ingested documents whose words fit a question best, those of one document together. They can stand in the documents of
@@ -175,10 +179,10 @@ impl Engine {
         &self,
         py: Python<'_>,
         question: &str,
-        limit: usize,
+        limit: i64,
         method: Option<&str>,
     ) -> PyResult<Vec<Chunk>> {
-        let opened = self.opened()?;
+        let (opened, limit) = (self.opened()?, count("limit", limit)?);
         let whole_documents = !opened.method(method)?.statistics().is_empty();
         let found = py.detach(|| {
             let found = opened.in_library(|library| library.search(question, limit, whole_documents))?;
@@ -214,10 +218,22 @@ impl Engine {
     ///
     /// method: fusion method with its options, as `a3:ratio=0.15`; else the engine's.
     /// evict: eviction policy with its options, as `morph_kv:capacity=600`; else full attention.
-    /// Further keywords: max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, seed, stop,
-    /// min_tokens, logit_bias (by token id), logprobs (so many of the likeliest tokens), speculative_tokens, ignore_eos, thinking (of a model that
-    /// can do both), history (earlier turns, a dictionary of `role` and `content` each), and one form of the answer at most: json_object,
-    /// json_schema, regex, choice or grammar (llguidance's dialect of Lark). None stands for the default.
+    /// system: system message; else the engine's.
+    /// Further keywords, of which None stands for the default:
+    /// max_tokens (256), min_tokens (0): bounds on the tokens of the answer.
+    /// temperature (0): 0 takes the likeliest token.
+    /// seed: of the tokens that are drawn where temperature is above 0; else one is drawn, and `Answer.seed` tells it.
+    /// top_k (0): keeps so many of the likeliest tokens; 0 and -1 keep all.
+    /// top_p (1): keeps the likeliest tokens until their probabilities sum to it; 0 keeps one.
+    /// min_p (0): keeps tokens that are at least so many times as likely as the likeliest.
+    /// repetition_penalty (1), frequency_penalty (0), presence_penalty (0), logit_bias (none, by token id).
+    /// stop (none): a text that ends the answer, or several.
+    /// logprobs (none): so many of the likeliest tokens, with each token of the answer.
+    /// speculative_tokens (0): so many are proposed at a time from what was said before; the answer is the same.
+    /// ignore_eos (False): the answer goes on past the model's end tokens.
+    /// thinking (False): a model that can do both thinks first.
+    /// history (none): earlier turns, a dictionary of `role` and `content` each.
+    /// One form of the answer at most: json_object, json_schema, regex, choice or grammar (llguidance's dialect of Lark).
     #[pyo3(signature = (question, documents = None, *, method = None, evict = None, system = None, **sampling))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn ask(
@@ -231,7 +247,7 @@ impl Engine {
         sampling: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Answer> {
         let given = (documents, method, evict, system);
-        answer(py, self.question(py, Question::new(question), given, sampling)?)
+        self.question(py, Question::new(question), given, sampling)?.answer(py)
     }
 
     /// `ask`, token by token. Chunks that the store lacks are prefilled when the first token is asked for.
@@ -248,7 +264,7 @@ impl Engine {
         sampling: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<TokenStream> {
         let given = (documents, method, evict, system);
-        stream(py, self.question(py, Question::new(question), given, sampling)?)
+        self.question(py, Question::new(question), given, sampling)?.stream(py)
     }
 
     /// Answers a text as it is, with documents before it if there are any: for long answers. The keywords are those of `ask`.
@@ -265,7 +281,7 @@ impl Engine {
         sampling: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Answer> {
         let given = (documents, method, evict, system);
-        answer(py, self.question(py, Question::prompt(prompt), given, sampling)?)
+        self.question(py, Question::prompt(prompt), given, sampling)?.answer(py)
     }
 
     /// Methods side by side: time to the first token, and how far each token's distribution is from vanilla's over the first `tokens`
@@ -280,9 +296,9 @@ impl Engine {
         methods: Vec<String>,
         evict: Option<String>,
         system: Option<String>,
-        tokens: usize,
+        tokens: i64,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let given = (Some(documents), None, evict, system);
+        let (given, tokens) = ((Some(documents), None, evict, system), count("tokens", tokens)?);
         let Asked { opened, question } = self.question(py, Question::new(question), given, None)?;
         let methods: Vec<&str> = methods.iter().map(String::as_str).collect();
         let mut signal = Ok(());
@@ -303,6 +319,13 @@ impl Engine {
         Ok(self.opened()?.engine.decoder().config().context)
     }
 
+    /// Names the model's weights, configuration and precision: equal models have equal ones, on every machine.
+    #[getter]
+    fn fingerprint(&self) -> PyResult<String> {
+        let digits = |byte: u8| format!("{byte:02x}");
+        Ok(self.opened()?.engine.fingerprint().into_iter().map(digits).collect())
+    }
+
     /// The number of tokens of a text.
     fn count_tokens(&self, py: Python<'_>, text: &str) -> PyResult<usize> {
         Ok(self.encode(py, text)?.len())
@@ -321,52 +344,34 @@ impl Engine {
     }
 
     fn __repr__(&self) -> String {
-        let Ok(opened) = self.opened() else { return "Engine(closed)".to_owned() };
+        let Some(opened) = self.current() else { return "Engine(closed)".to_owned() };
         let config = opened.engine.decoder().config();
         format!("Engine({} layers, {} tokens of context)", config.num_layers(), config.context)
     }
 }
 
-/// What a question is asked of, and how: documents, method, policy, system message.
-type Given<'a, 'py> = (Option<&'a Bound<'py, PyAny>>, Option<String>, Option<String>, Option<String>);
-
-/// A question with the engine that it is asked of.
-struct Asked {
-    opened: Arc<Opened>,
-    question: Question,
-}
-
 impl Engine {
+    /// What is open; none once it is closed.
+    fn current(&self) -> Option<Arc<Opened>> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// # Errors
+    /// If it is closed, or was opened by the process that this one was forked from.
     fn opened(&self) -> PyResult<Arc<Opened>> {
-        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        opened.clone().ok_or_else(|| PyValueError::new_err("the engine is closed; open another one"))
+        let closed = || PyValueError::new_err("the engine is closed; open another one");
+        let opened = self.current().ok_or_else(closed)?;
+        opened.process.check()?;
+        Ok(opened)
     }
 
     fn question(
         &self,
         py: Python<'_>,
         question: Question,
-        (given, method, evict, system): Given<'_, '_>,
+        given: Given<'_, '_>,
         keywords: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Asked> {
-        let opened = self.opened()?;
-        let mut question = question.chunks(prompt_chunks(py, &opened, given)?);
-        question.method = method;
-        question.evict = evict;
-        question.instructions.system = system.or_else(|| opened.system.clone());
-        if let Some(keywords) = keywords {
-            set_keywords(&mut question, keywords)?;
-        }
-        Ok(Asked { opened, question })
+        Asked::new(py, self.opened()?, question, given, keywords)
     }
-}
-
-fn stream(py: Python<'_>, Asked { opened, question }: Asked) -> PyResult<TokenStream> {
-    Ok(TokenStream::new(py.detach(|| question.stream(&opened.engine)).map_err(raise)?))
-}
-
-/// The whole answer; a signal ends it after a layer or a token.
-fn answer(py: Python<'_>, asked: Asked) -> PyResult<Answer> {
-    let answer = stream(py, asked)?.finish(py)?;
-    answer.ok_or_else(|| RefrainError::new_err("the answer ended without a result"))
 }

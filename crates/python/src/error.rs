@@ -1,7 +1,7 @@
 //! Errors as Python's exceptions.
 
 use pyo3::create_exception;
-use pyo3::exceptions::PyException;
+use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
 use refrain::{Address, KnownModel};
 
@@ -16,6 +16,12 @@ create_exception!(
     ModelNotFound,
     RefrainError,
     "A model that is not there: unknown, or not fetched yet."
+);
+create_exception!(
+    refrain,
+    PromptTooLong,
+    RefrainError,
+    "A prompt that does not fit the model's context with its answer: `prompt_tokens` and `max_tokens` are more than `context`."
 );
 
 /// The exception of an error, with its remedy in a line of its own.
@@ -33,8 +39,25 @@ pub(crate) fn raise(error: impl Into<refrain::Error>) -> PyErr {
         refrain::Error::Engine(refrain::engine::Error::DeviceMemory { .. }) => {
             RefrainError::new_err(text.replace("--max-tokens", "max_tokens").replace("--", ""))
         }
+        refrain::Error::Engine(
+            refrain::engine::Error::Sampling { .. } | refrain::engine::Error::LogitBias { .. },
+        ) => PyValueError::new_err(text),
+        refrain::Error::Engine(refrain::engine::Error::PromptTooLong { prompt, answer, context }) => {
+            Python::attach(|py| {
+                let raised = PromptTooLong::new_err(text);
+                let values = [("prompt_tokens", prompt), ("max_tokens", answer), ("context", context)];
+                let set = |(name, value)| raised.value(py).setattr(name, value);
+                values.into_iter().try_for_each(set).err().unwrap_or(raised)
+            })
+        }
         _ => RefrainError::new_err(text),
     }
+}
+
+/// Tells something as a warning of Python, which may be an exception there.
+pub(crate) fn warn(py: Python<'_>, message: String) -> PyResult<()> {
+    py.import("warnings")?.call_method1("warn", (message,))?;
+    Ok(())
 }
 
 /// The remedy in words of this module, which may be there without the program.

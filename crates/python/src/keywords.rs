@@ -3,19 +3,24 @@
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::{PyKeyError, PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyString};
 use refrain::model::Message;
 use refrain::{Question, StructuredOutput};
 
 use crate::convert::to_json;
+use crate::error::RefrainError;
 
 /// Sets what the keywords of an answer name. A keyword that is None stands for its default.
 pub(crate) fn set_keywords(question: &mut Question, keywords: &Bound<'_, PyDict>) -> PyResult<()> {
-    let mut form: Option<String> = None;
+    let (mut form, mut seed): (Option<String>, Option<u64>) = (None, None);
     for (name, value) in keywords {
         let name: String = name.extract()?;
         let earlier = question.output.take();
-        keyword(question, &name, &value).map_err(|error| named(value.py(), &name, error))?;
+        let set = match name.as_str() {
+            "seed" => given_seed(&value).map(|given| seed = given),
+            _ => keyword(question, &name, &value),
+        };
+        set.map_err(|error| named(value.py(), &name, error))?;
         match (&form, &question.output) {
             (Some(form), Some(_)) => {
                 let message = format!("{form} and {name} exclude one another: give one of them");
@@ -25,7 +30,35 @@ pub(crate) fn set_keywords(question: &mut Question, keywords: &Bound<'_, PyDict>
             (_, None) => question.output = earlier,
         }
     }
+    let sampling = &mut question.sampling;
+    sampling.seed = match seed {
+        Some(seed) => seed,
+        None if sampling.temperature > 0.0 => random_seed()?,
+        None => sampling.seed,
+    };
     Ok(())
+}
+
+/// A number that cannot be negative, with the name of its argument.
+pub(crate) fn count<T: TryFrom<i64>>(name: &str, value: i64) -> PyResult<T> {
+    T::try_from(value)
+        .map_err(|_| PyValueError::new_err(format!("{name} = {value} is out of range; choose 0 or more")))
+}
+
+/// A seed, which may be negative, as the server takes it.
+fn given_seed(value: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
+    match value.extract::<Option<i64>>() {
+        Ok(seed) => Ok(seed.map(|seed| seed as u64)),
+        Err(_) => value.extract(),
+    }
+}
+
+/// A seed of 32 bits, which every language and file can hold.
+fn random_seed() -> PyResult<u64> {
+    let mut bytes = [0; 4];
+    let filled = getrandom::fill(&mut bytes);
+    filled.map_err(|error| RefrainError::new_err(format!("no seed can be drawn: {error}; give one")))?;
+    Ok(u32::from_le_bytes(bytes).into())
 }
 
 /// Sets what a keyword names.
@@ -35,22 +68,32 @@ fn keyword(question: &mut Question, name: &str, value: &Bound<'_, PyAny>) -> PyR
         "max_tokens" => set(&mut sampling.max_tokens, value),
         "min_tokens" => set(&mut sampling.min_tokens, value),
         "temperature" => set(&mut sampling.temperature, value),
-        "top_k" => set(&mut sampling.top_k, value),
-        "top_p" => set(&mut sampling.top_p, value),
+        "top_k" => {
+            if let Some(top_k) = value.extract::<Option<i64>>()? {
+                // -1 keeps all tokens, as in vLLM.
+                sampling.top_k = if top_k == -1 { 0 } else { count("top_k", top_k)? };
+            }
+            Ok(())
+        }
+        "top_p" => {
+            set(&mut sampling.top_p, value)?;
+            if sampling.top_p == 0.0 {
+                // 0 keeps the likeliest token alone, as in OpenAI's interface.
+                sampling.top_p = f32::MIN_POSITIVE;
+            }
+            Ok(())
+        }
         "min_p" => set(&mut sampling.min_p, value),
         "repetition_penalty" => set(&mut sampling.repetition_penalty, value),
         "frequency_penalty" => set(&mut sampling.frequency_penalty, value),
         "presence_penalty" => set(&mut sampling.presence_penalty, value),
         "logit_bias" => set(&mut sampling.logit_bias, value),
         "logprobs" => set(&mut sampling.logprobs, value),
-        "seed" => set(&mut sampling.seed, value),
-        "stop" => match value.extract::<String>() {
-            Ok(stop) => {
-                sampling.stop = vec![stop];
-                Ok(())
-            }
-            Err(_) => set(&mut sampling.stop, value),
-        },
+        "stop" if value.is_instance_of::<PyString>() => {
+            sampling.stop = vec![value.extract()?];
+            Ok(())
+        }
+        "stop" => set(&mut sampling.stop, value),
         "thinking" => set(&mut question.instructions.thinking, value),
         "speculative_tokens" => set(&mut question.speculative_tokens, value),
         "ignore_eos" => set(&mut question.ignore_eos, value),

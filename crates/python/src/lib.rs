@@ -8,8 +8,11 @@ mod convert;
 mod document;
 mod engine;
 mod error;
+mod ingest;
 mod keywords;
 mod opened;
+mod process;
+mod question;
 mod signals;
 
 use pyo3::prelude::*;
@@ -29,7 +32,7 @@ mod module {
     #[pymodule_export]
     use super::engine::Engine;
     #[pymodule_export]
-    use super::error::{ModelNotFound, RefrainError};
+    use super::error::{ModelNotFound, PromptTooLong, RefrainError};
     #[pymodule_export]
     use super::{methods, models, policies};
 

@@ -1,12 +1,41 @@
 //! An engine that is open, with the documents that it keeps.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use pyo3::prelude::*;
 use refrain::fusion::FusionMethod;
-use refrain::{AUTO, Library};
+use refrain::{AUTO, EngineOptions, Library};
 
-use crate::error::raise;
+use crate::error::{raise, warn};
+use crate::process::Process;
+
+/// Opens an engine. A signal ends it between two layers that are packed, or pieces of a file that are hashed.
+pub(crate) fn open(
+    py: Python<'_>,
+    options: impl FnOnce() -> EngineOptions<'static> + Send,
+) -> PyResult<refrain::Engine> {
+    let (mut warnings, mut signal) = (Vec::new(), Ok(()));
+    let opened = py.detach(|| {
+        let open = || {
+            let options = options().on_warning(|text| warnings.push(text.to_owned()));
+            let progress = |_, _| {
+                signal = Python::attach(|py| py.check_signals());
+                if signal.is_err() {
+                    // A callback of progress ends the work by unwinding alone, which frees what is half open.
+                    resume_unwind(Box::new("a signal"));
+                }
+            };
+            options.on_progress(progress).open()
+        };
+        catch_unwind(AssertUnwindSafe(open))
+    });
+    signal?;
+    for warning in warnings {
+        warn(py, warning)?;
+    }
+    opened.unwrap_or_else(|panic| resume_unwind(panic)).map_err(raise)
+}
 
 /// An engine that is open.
 pub(crate) struct Opened {
@@ -17,11 +46,13 @@ pub(crate) struct Opened {
     library: Mutex<Option<Library>>,
     /// Digest of the tokenizer, once it is needed.
     tokenizer: OnceLock<[u8; 32]>,
+    pub(crate) process: Process,
 }
 
 impl Opened {
     pub(crate) fn new(engine: refrain::Engine, system: Option<String>) -> Opened {
-        Opened { engine, system, library: Mutex::default(), tokenizer: OnceLock::new() }
+        let process = Process::current();
+        Opened { engine, system, library: Mutex::default(), tokenizer: OnceLock::new(), process }
     }
 
     /// The method of this name, or the engine's.
@@ -48,6 +79,12 @@ impl Opened {
         work(library.insert(opened))
     }
 
+    /// Brings the kept documents in line with those of the other machines, if they are open.
+    pub(crate) fn sync(&self) -> refrain::corpus::Result<()> {
+        let library = self.library.lock().unwrap_or_else(PoisonError::into_inner);
+        library.as_ref().map_or(Ok(()), Library::sync)
+    }
+
     /// Digest of the tokenizer, which tells its chunks from those of another.
     pub(crate) fn tokenizer(&self) -> refrain::corpus::Result<[u8; 32]> {
         match self.tokenizer.get() {
@@ -56,6 +93,15 @@ impl Opened {
                 let digest = refrain::corpus::tokenizer_digest(&self.engine)?;
                 Ok(*self.tokenizer.get_or_init(|| digest))
             }
+        }
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if !self.process.is_current() {
+            let library = self.library.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+            std::mem::forget((self.engine.clone(), library));
         }
     }
 }

@@ -15,19 +15,24 @@ pub(crate) fn advance(
     py: Python<'_>,
     mut step: impl FnMut() -> refrain::Result<Advance> + Send,
 ) -> PyResult<()> {
-    loop {
-        py.check_signals()?;
-        let done = py.detach(|| -> refrain::Result<bool> {
-            let began = Instant::now();
-            while began.elapsed() < INTERVAL {
-                if step()? == Advance::Done {
-                    return Ok(true);
-                }
+    while !advance_some(py, &mut step)? {}
+    Ok(())
+}
+
+/// Does steps until all is done, which it says, or signals are to be looked for again.
+pub(crate) fn advance_some(
+    py: Python<'_>,
+    mut step: impl FnMut() -> refrain::Result<Advance> + Send,
+) -> PyResult<bool> {
+    py.check_signals()?;
+    let done = py.detach(|| -> refrain::Result<bool> {
+        let began = Instant::now();
+        while began.elapsed() < INTERVAL {
+            if step()? == Advance::Done {
+                return Ok(true);
             }
-            Ok(false)
-        });
-        if done.map_err(raise)? {
-            return Ok(());
         }
-    }
+        Ok(false)
+    });
+    done.map_err(raise)
 }

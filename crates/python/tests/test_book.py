@@ -1,15 +1,12 @@
 """The Python of the book's chapter and of the READMEs runs as it stands there."""
 
-import os
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 import refrain
+from conftest import MODELS, ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
-MODELS = Path(os.environ.get("REFRAIN_MODELS") or Path.home() / ".cache/refrain/models")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

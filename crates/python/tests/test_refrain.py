@@ -1,34 +1,17 @@
 """The module, used as a program would use it: on the repository's tiny model, with a store of its own."""
 
-import contextlib
 import copy
-import os
 import pickle
 import subprocess
 import sys
-import threading
-import time
-from pathlib import Path
+import weakref
+from importlib.metadata import PackageNotFoundError, distribution
 
 import pytest
 import refrain
+from conftest import MODEL, MODELS, QUESTION, ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
-MODEL = ROOT / "tests/golden/tiny/llama"
 OTHER_TOKENIZER = ROOT / "tests/golden/tiny/phi3"
-QUESTION = "How far does bearing 2 run?"
-
-
-@pytest.fixture
-def engine(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    return refrain.Engine(MODEL, store=tmp_path / "chunks")
-
-
-@pytest.fixture
-def documents():
-    text = "Bearing {} runs {} km before it is greased again. "
-    return [refrain.Document(text.format(i, 100 * i), title=f"Bearing {i}") for i in range(1, 4)]
 
 
 def test_a_stream_is_the_whole_answer(engine, documents):
@@ -124,18 +107,9 @@ def test_texts_and_files_are_documents(engine, documents, tmp_path):
     assert refrain.read(tmp_path / "bearing.md")[0].text.endswith("It runs.")
     texts = [document.text for document in documents]
     assert engine.ask(QUESTION, texts, max_tokens=4).stats["document_tokens"] > 0
-    with pytest.raises(FileNotFoundError, match="no-such-file"):
-        refrain.read(tmp_path / "no-such-file")
     for wrong in ("one text", documents[0], [3]):
         with pytest.raises(TypeError):
             engine.ask(QUESTION, wrong)
-
-
-def test_files_that_cannot_be_read_are_warnings(tmp_path):
-    (tmp_path / "broken.pdf").write_bytes(b"%PDF-1.4 nothing")
-    (tmp_path / "fine.txt").write_text("It runs.")
-    with pytest.warns(UserWarning, match="broken.pdf"):
-        assert [document.text for document in refrain.read(tmp_path)] == ["It runs."]
 
 
 def test_methods_are_compared(engine, documents):
@@ -172,28 +146,6 @@ def test_a_keyword_that_is_none_stands_for_its_default(engine, documents):
     assert engine.ask(QUESTION, documents, max_tokens=8, choice=["yes"], regex=None).text == "yes"
 
 
-@pytest.mark.parametrize(
-    ("keywords", "error", "message"),
-    [
-        ({"max_token": 3}, TypeError, "max_token: there is no such keyword"),
-        ({"max_token": None}, TypeError, "max_token: there is no such keyword"),
-        ({"max_tokens": "three"}, TypeError, "max_tokens: "),
-        ({"max_tokens": -3}, ValueError, "max_tokens: "),
-        ({"logit_bias": {"a": 1.0}}, TypeError, "logit_bias: "),
-        ({"stop": 3}, TypeError, "stop: "),
-        ({"choice": "yes"}, TypeError, "choice: "),
-        ({"json_schema": {"const": float("nan")}}, ValueError, "json_schema: .*JSON"),
-        ({"json_schema": {}, "regex": "a"}, TypeError, "json_schema and regex exclude one another"),
-        ({"choice": ["a"], "json_object": True}, TypeError, "choice and json_object exclude one another"),
-        ({"logit_bias": {10**6: 1.0}}, refrain.RefrainError, "none of id 1000000"),
-        ({"top_p": 2.0}, refrain.RefrainError, "top_p = 2"),
-    ],
-)
-def test_errors_of_keywords_name_the_keyword(engine, keywords, error, message):
-    with pytest.raises(error, match=message):
-        engine.ask(QUESTION, **keywords)
-
-
 def test_log_probabilities_are_of_the_answer_and_of_its_tokens(engine, documents):
     stream = engine.stream(QUESTION, documents, max_tokens=6, ignore_eos=True, logprobs=2)
     tokens = [token for token in stream if token.id is not None]
@@ -218,11 +170,13 @@ def test_machines_share_chunks_by_an_object_store(tmp_path, documents):
 
     (tmp_path / "shared").mkdir()
     with opened("one") as engine:
-        assert engine.ingest(documents)["computed"] > 0
-        deadline = time.monotonic() + 30
-        while not any((tmp_path / "shared").rglob("*")) and time.monotonic() < deadline:
-            time.sleep(0.05)
-    assert any((tmp_path / "shared").rglob("*"))
+        report = engine.ingest(documents)
+        assert report["computed"] > 0 == report["unpublished"]
+        engine.flush()
+        with pytest.raises(ValueError, match="timeout: "):
+            engine.flush(timeout=-1)
+    sent = [path for path in (tmp_path / "shared").rglob("*.safetensors") if path.is_file()]
+    assert len(sent) == report["chunks"]
     with pytest.raises(refrain.RefrainError, match="nowhere"):
         refrain.Engine(MODEL, store=tmp_path / "two", remote="nowhere://chunks")
 
@@ -254,8 +208,9 @@ def test_chunks_of_another_tokenizer_are_refused(engine, documents, tmp_path):
     engine.ingest(documents)
     found = engine.search(QUESTION)
     with refrain.Engine(MODEL, store=tmp_path / "same", chunk_tokens=64) as same:
-        assert same.ask(QUESTION, found, max_tokens=1).tokens
+        assert same.ask(QUESTION, found, max_tokens=1).tokens and same.fingerprint == engine.fingerprint
     with refrain.Engine(OTHER_TOKENIZER, store=tmp_path / "other") as other:
+        assert len(other.fingerprint) == 64 and other.fingerprint != engine.fingerprint
         with pytest.raises(ValueError, match="the chunk 'Bearing .' is of an engine with another tokenizer"):
             other.ask(QUESTION, found, max_tokens=1)
 
@@ -272,123 +227,59 @@ def test_documents_and_chunks_are_values(engine, documents):
     assert repr(one).startswith("Chunk('Bearing 2', score=")
 
 
+def test_answers_are_values(engine, documents):
+    answer = engine.ask(QUESTION, documents, max_tokens=3, logprobs=2, temperature=0.7)
+    for same in [copy.copy(answer), copy.deepcopy(answer), pickle.loads(pickle.dumps(answer))]:  # noqa: S301
+        assert same == answer and hash(same) == hash(answer)
+        assert (same.text, same.tokens, same.logprobs) == (answer.text, answer.tokens, answer.logprobs)
+        assert (same.finish_reason, same.stats, same.seed) == (answer.finish_reason, answer.stats, answer.seed)
+    assert answer != engine.ask(QUESTION, documents, max_tokens=2)
+
+
+def test_what_is_freed_leaves_its_weak_references(engine, documents):
+    engine.ingest(documents)
+    stream, answer = engine.stream(QUESTION, max_tokens=1), engine.ask(QUESTION, max_tokens=1)
+    weak = [weakref.ref(of) for of in (engine, stream, answer, documents[0], engine.search(QUESTION)[0])]
+    assert [of() is None for of in weak] == [False] * 4 + [True]
+    del stream, answer
+    assert [of() is None for of in weak] == [False, True, True, False, True]
+
+
+def test_a_stream_ends_with_its_block(engine, documents):
+    with engine.stream(QUESTION, documents, max_tokens=4, ignore_eos=True) as stream:
+        assert next(stream).id is not None
+    assert list(stream) == [] and stream.answer is None
+
+
+def test_a_seed_is_drawn_where_tokens_are_sampled_without_one(engine, documents):
+    def ask(**keywords):
+        return engine.ask(QUESTION, documents, max_tokens=16, ignore_eos=True, **keywords)
+
+    answers = [ask(temperature=1.5) for _ in range(4)]
+    assert len({answer.seed for answer in answers}) == 4 and len({tuple(answer.tokens) for answer in answers}) > 1
+    assert ask(temperature=1.5, seed=answers[0].seed).tokens == answers[0].tokens
+    assert ask(temperature=1.5, seed=None).seed != ask(seed=None, temperature=1.5).seed
+    negative = ask(temperature=1.5, seed=-1)
+    assert negative.seed == 2**64 - 1 and ask(temperature=1.5, seed=2**64 - 1).tokens == negative.tokens
+    assert ask(seed=3).seed is ask().seed is None, "the likeliest tokens are taken"
+    # The conventions of the server: 0 keeps the likeliest token alone, -1 keeps all.
+    assert ask(temperature=1.5, top_p=0).tokens == ask().tokens
+    assert ask(temperature=1.5, seed=5, top_k=-1).tokens == ask(temperature=1.5, seed=5).tokens
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_packed_weights_are_kept_beside_the_model(keep, tmp_path):
+    found = [path for path in MODELS.glob("SmolLM2-135M-Instruct*.gguf")]
+    if not found:
+        pytest.skip(f"SmolLM2 is not in {MODELS}; run: refrain pull smollm2-135m")
+    (tmp_path / "model.gguf").symlink_to(found[0])
+    with refrain.Engine(tmp_path / "model.gguf", store=tmp_path / "chunks", **({} if keep else {"keep_packed": False})):
+        assert [path.suffix for path in tmp_path.glob("model.gguf.*")] == [".packed"] * keep
+
+
 def test_generate_answers_a_text_as_it_is(engine, documents):
     asked, generated = (work("Tell a story.", documents, max_tokens=4) for work in (engine.ask, engine.generate))
     assert asked.stats["prompt_tokens"] > generated.stats["prompt_tokens"]
-
-
-def test_errors_are_exceptions_with_a_remedy(engine, documents, tmp_path):
-    with pytest.raises(refrain.ModelNotFound, match="known names are .*smollm2-135m"):
-        refrain.Engine("no-such-model", store=tmp_path)
-    with pytest.raises(refrain.ModelNotFound, match=f"hf download .* --local-dir {tmp_path} .*refrain pull smollm2-135m"):
-        refrain.Engine("smollm2-135m", store=tmp_path, models=tmp_path)
-    with pytest.raises(refrain.ModelNotFound, match="hf download org/name file.gguf --revision v2 "):
-        refrain.Engine("hf:org/name@v2:file.gguf", store=tmp_path)
-    with pytest.raises(refrain.RefrainError, match="a3"):
-        engine.ask(QUESTION, documents, method="a4")
-    with pytest.raises(refrain.RefrainError):
-        engine.ask("why " * 5000)
-    with pytest.raises(ValueError, match="averaged"):
-        refrain.Engine(MODEL, store=tmp_path, prefix="avergaed")
-    with pytest.raises(ValueError, match="use cpu, cuda, cuda:N"):
-        refrain.Engine(MODEL, store=tmp_path, device="gpu")
-    with pytest.raises(refrain.RefrainError, match='cannot compute on cuda:99: .*\nhint: device="cpu" needs neither'):
-        refrain.Engine(MODEL, store=tmp_path, device="cuda:99")
-
-
-LONG = "Bearing 2 runs 200 km before it is greased again. " * 3000
-
-
-@pytest.mark.parametrize(
-    "work",
-    [
-        lambda engine: engine.ask(QUESTION, ["It runs."], method="vanilla", max_tokens=150, ignore_eos=True),
-        lambda engine: engine.count_tokens(LONG),
-        lambda engine: engine.decode(list(range(3, 200)) * 5000),
-        lambda engine: engine.ask("", [LONG]),
-    ],
-    ids=["answer", "count_tokens", "decode", "documents"],
-)
-def test_other_threads_run_while_it_computes(engine, work):
-    ticks, done = [], threading.Event()
-
-    def tick():
-        while not done.is_set():
-            ticks.append(time.monotonic())
-            time.sleep(0.0005)
-
-    ticker = threading.Thread(target=tick)
-    ticker.start()
-    try:
-        began = time.monotonic()
-        with contextlib.suppress(refrain.RefrainError):
-            work(engine)
-        ended = time.monotonic()
-    finally:
-        done.set()
-        ticker.join()
-    within = [at for at in ticks if began < at < ended]
-    # The interpreter's own switches come every 5 ms at best; a held lock would leave the ticks of the beginning only.
-    assert len(within) > 10 and within[-1] - began > (ended - began) / 2
-
-
-def test_threads_share_an_engine(engine, documents):
-    expected = engine.ask(QUESTION, documents, max_tokens=8).tokens
-    answers = []
-    asking = [
-        threading.Thread(target=lambda: answers.append(engine.ask(QUESTION, documents, max_tokens=8).tokens))
-        for _ in range(4)
-    ]
-    for thread in asking:
-        thread.start()
-    for thread in asking:
-        thread.join()
-    assert answers == [expected] * 4
-
-
-def test_ctrl_c_ends_an_answer(tmp_path):
-    program = f"""
-import _thread, refrain, signal, threading
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with SIGINT ignored
-engine = refrain.Engine({str(MODEL)!r}, store={str(tmp_path)!r})
-threading.Timer(0.3, _thread.interrupt_main).start()
-while True:
-    engine.ask("why", max_tokens=64, ignore_eos=True)
-"""
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert "KeyboardInterrupt" in ran.stderr, ran.stderr
-
-
-@pytest.mark.parametrize(
-    "work",
-    [
-        'engine.ask("why", [text], method="vanilla", max_tokens=1)',
-        'engine.ask("why", [text], method="pie", max_tokens=1)',
-        'next(engine.stream("why", [text], method="pie"))',
-        'engine.compare("why", [text], ["pie"], tokens=1)',
-    ],
-    ids=["prompt", "missing documents", "stream", "compare"],
-)
-def test_ctrl_c_ends_a_prefill_after_a_layer(work, tmp_path):
-    models = Path(os.environ.get("REFRAIN_MODELS") or Path.home() / ".cache/refrain/models")
-    if not any(models.glob("SmolLM2-135M-Instruct*")):
-        pytest.skip(f"SmolLM2 is not in {models}; run: refrain pull smollm2-135m")
-    program = f"""
-import _thread, refrain, signal, threading, time
-signal.signal(signal.SIGINT, signal.default_int_handler)
-engine = refrain.Engine("smollm2-135m", store={str(tmp_path)!r}, models={str(models)!r}, prefix="none")
-text = " ".join(f"Bearing {{n}} runs 200 km before it is greased again." for n in range(300))
-threading.Timer(1.0, _thread.interrupt_main).start()
-began = time.monotonic()
-try:
-    {work}
-except KeyboardInterrupt:
-    print(time.monotonic() - began)
-"""
-    # Portable kernels take a quarter of a minute and more for all of it, also where a processor's own take less than a second.
-    environment = {**os.environ, "REFRAIN_CPU": "portable"}
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=environment)
-    assert ran.stdout and 0.9 < float(ran.stdout) < 8, ran.stdout + ran.stderr
 
 
 def test_what_is_known_is_listed():
@@ -400,6 +291,15 @@ def test_what_is_known_is_listed():
     assert all(address.startswith("hf:") and address.endswith(".gguf") for address in addresses)
 
 
+def test_the_wheel_has_its_licences():
+    try:
+        files = distribution("refrain").files
+    except PackageNotFoundError:
+        pytest.skip("the module is installed from no wheel: make wheel")
+    names = {file.name for file in files if "licenses" in file.parts}
+    assert names == {"LICENSE-APACHE", "LICENSE-MIT", "NOTICE-THIRD-PARTY.txt"}
+
+
 def test_the_stub_is_of_this_module(tmp_path):
     pytest.importorskip("mypy", reason="mypy is not installed: make .python-tests/installed")
     # The extension module within the package has no stub of its own.
@@ -407,3 +307,27 @@ def test_the_stub_is_of_this_module(tmp_path):
     words = [sys.executable, "-m", "mypy.stubtest", "refrain", "--allowlist", str(tmp_path / "allowed")]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_the_stub_is_for_every_version_and_takes_what_the_module_takes(tmp_path, engine, documents):
+    pytest.importorskip("mypy", reason="mypy is not installed: make .python-tests/installed")
+    program = """
+import refrain
+def work(engine: refrain.Engine, documents: list[refrain.Document]) -> None:
+    turns = ({"role": "user", "content": "Is it greased?"}, {"role": "assistant", "content": "It is."})
+    engine.ask("why", tuple(documents), stop=("a", "b"), history=turns, max_tokens=1)
+    engine.ask("why", choice=("yes", "no"), max_tokens=1)
+    engine.compare("why", documents, ("vanilla", "pie"), tokens=1)
+    engine.decode(tuple(engine.encode("why")))
+    with engine.stream("why", max_tokens=1) as stream:
+        list(stream)
+def wrong(engine: refrain.Engine) -> None:
+    engine.ask("why", max_token=1)  # type: ignore[call-arg]
+"""
+    (tmp_path / "program.py").write_text(program)
+    words = [sys.executable, "-m", "mypy", "--strict", "--python-version", "3.10", "program.py"]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    names = {}
+    exec(program, names)  # noqa: S102
+    names["work"](engine, documents)
