@@ -60,6 +60,16 @@ class ChatRefrain(BaseChatModel):
     def _llm_type(self) -> str:
         return "refrain"
 
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        """What answers depend on, for caches. An engine's own method and system message are known by its id."""
+        return {
+            "model": self.engine.fingerprint,
+            "engine": id(self.engine),
+            "method": self.method,
+            "max_tokens": self.max_tokens,
+        }
+
     def _tokens(
         self, messages: list[BaseMessage], documents: list[Document], stop: list[str] | None, keywords: dict[str, Any]
     ) -> refrain.TokenStream:
@@ -67,6 +77,8 @@ class ChatRefrain(BaseChatModel):
             if message.type not in ROLES:
                 raise ValueError(f"a message of type '{message.type}' is no text of a user, the model or the system: leave it out")
         *before, last = messages
+        if last.type != "human":
+            raise ValueError(f"the last message is of type '{last.type}': end with the user's, which is the question")
         system = "\n\n".join(message.text for message in before if message.type == "system")
         history = [
             {"role": ROLES[message.type], "content": message.text} for message in before if message.type != "system"

@@ -5,6 +5,7 @@
 """
 
 import argparse
+import asyncio
 from typing import Any
 
 import refrain
@@ -51,6 +52,9 @@ class RefrainQueryEngine(CustomQueryEngine):
             return StreamingResponse((token.text for token in tokens if token.text), nodes)
         answer = self.engine.ask(query_str, chunks, **self.keywords)
         return Response(answer.text, nodes, metadata=answer.stats)
+
+    async def acustom_query(self, query_str: str) -> Response | StreamingResponse:
+        return await asyncio.to_thread(self.custom_query, query_str)
 
     def _chunk(self, node: TextNode) -> refrain.Chunk | refrain.Document:
         kept = node.metadata

@@ -1,15 +1,15 @@
 """The recipes of `examples/python`, with the packages that they are for."""
 
+import asyncio
 import importlib.util
 import re
 import sys
-from pathlib import Path
+import threading
 
 import pytest
 import refrain
+from conftest import MODEL, ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
-MODEL = ROOT / "tests/golden/tiny/llama"
 DOCUMENTS = ROOT / "examples/docs/drive"
 QUESTION = "How far does a waxed chain run between treatments?"
 
@@ -50,6 +50,7 @@ def run(module, monkeypatch, capsys, tmp_path):
 
 def test_langchain(engine, monkeypatch, capsys, tmp_path):
     module = recipe("langchain_rag", "langchain_core")
+    from langchain_core.caches import InMemoryCache
     from langchain_core.documents import Document
     from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
@@ -73,6 +74,18 @@ def test_langchain(engine, monkeypatch, capsys, tmp_path):
         chat.invoke(QUESTION, documents=found, max_tokenz=2)
     with pytest.raises(ValueError, match="type 'tool'"):
         chat.invoke([HumanMessage("Hello."), ToolMessage("It is.", tool_call_id="1"), HumanMessage(QUESTION)])
+    with pytest.raises(ValueError, match="the last message is of type 'ai'"):
+        chat.invoke([HumanMessage(QUESTION), AIMessage("It")])
+    # A cache tells apart what answers depend on.
+    cache = InMemoryCache()
+    with refrain.Engine(MODEL, store=tmp_path / "second", system="Be brief.") as second:
+        chats = [
+            module.ChatRefrain(engine=asked, max_tokens=most, method=method, cache=cache)
+            for asked, most, method in [(engine, 2, None), (engine, 3, None), (engine, 2, "vanilla"), (second, 2, None)]
+        ]
+        for _ in range(2):
+            stats = [chat.invoke(QUESTION).response_metadata for chat in chats]
+            assert len(cache._cache) == len(chats) and stats[3]["prompt_tokens"] != stats[0]["prompt_tokens"]
     run(module, monkeypatch, capsys, tmp_path)
 
 
@@ -83,6 +96,17 @@ def test_llama_index(engine, monkeypatch, capsys, tmp_path):
     assert len(answer.source_nodes) == 5 and answer.source_nodes[0].text in engine.search(QUESTION)[0].text
     streamed = module.query_engine(engine, streaming=True, max_tokens=8).query(QUESTION)
     assert "".join(streamed.response_gen) == answer.response
+
+    class RecordingEngine:
+        threads = []
+
+        def __getattr__(self, name):
+            self.threads.append(threading.get_ident())
+            return getattr(engine, name)
+
+    # An event loop goes on meanwhile, since another thread computes.
+    assert asyncio.run(module.query_engine(RecordingEngine(), max_tokens=8).aquery(QUESTION)).response == answer.response
+    assert RecordingEngine.threads and threading.get_ident() not in RecordingEngine.threads
     run(module, monkeypatch, capsys, tmp_path)
 
 
