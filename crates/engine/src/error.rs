@@ -108,6 +108,18 @@ pub enum Error {
         /// The condition that it breaks.
         why: &'static str,
     },
+    /// Results of the model's layers that are NaN or infinite.
+    #[error(
+        "{}: the {what} of a prompt are not all finite numbers: the model's files are damaged, or numbers pass the range of \
+         their type; fetch the model anew, or choose f32 for --compute and --kv",
+        model.display()
+    )]
+    NotFinite {
+        /// The model's file or folder.
+        model: PathBuf,
+        /// The results.
+        what: &'static str,
+    },
     /// A grammar that is wrong, or takes more steps or memory than its bounds allow.
     #[error("the answer cannot follow its grammar: {reason}")]
     Grammar {

@@ -13,6 +13,7 @@ mod device_memory;
 mod engine;
 mod error;
 mod explanation;
+mod finite;
 mod forward;
 mod generate;
 mod ingest;

@@ -4,6 +4,7 @@
 //! [`Decoder::project`], attention over the caller's KV cache, [`Decoder::finish`].
 
 use std::ops::Range;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use refrain_kernels::{
@@ -131,6 +132,11 @@ impl Decoder {
     /// The resolved configuration.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// The file or folder that it was loaded from.
+    pub fn path(&self) -> &Path {
+        self.weights.path()
     }
 
     /// The device that it computes on.

@@ -178,7 +178,7 @@ impl Weights {
         }
     }
 
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         match &self.source {
             Source::Gguf { gguf, .. } => gguf.path(),
             Source::Safetensors { folder, .. } => folder.path(),

@@ -11,9 +11,9 @@ use refrain_kv::{AuxTensors, LayerCache, RopeTables};
 use refrain_store::{BosPolicy, Chunk, ChunkId, PutOutcome};
 
 use super::prefilled_prefix::{LayerKv, PrefilledPrefix, mean};
-use crate::Result;
 use crate::engine::Engine;
 use crate::forward::{ActiveTokens, Flow, LayerAttention, LayerRun, attend_rows, attention};
+use crate::{Result, finite};
 
 /// A chunk in memory, its statistics in the order of those asked for, and whether it was stored.
 pub(crate) type ComputedChunk = (Chunk, Vec<Arc<AuxTensors>>, PutOutcome);
@@ -119,12 +119,15 @@ impl PrefilledChunk {
         &self.id
     }
 
-    /// Puts the chunk into the store, with its statistics, which are of these kinds.
+    /// Puts the chunk into the store, with its statistics, which are of these kinds. A chunk that is not finite is an error.
     pub(crate) fn store(self, kinds: &[String]) -> Result<ComputedChunk> {
         let PrefilledChunk { engine, id, label, done } = self;
         let (prefills, mut made): (Vec<_>, Vec<_>) = done.into_iter().unzip();
-        let made = made.swap_remove(0);
-        let chunk = Chunk::new(id, &label, mean(prefills))?.with_numerics(engine.numerics());
+        let (made, layers) = (made.swap_remove(0), mean(prefills));
+        for values in layers.iter().flat_map(|(k, v)| [k, v]) {
+            finite::check(engine.decoder(), "keys and values", values.as_slice())?;
+        }
+        let chunk = Chunk::new(id, &label, layers)?.with_numerics(engine.numerics());
         let mut outcome = engine.store().put(chunk.clone())?;
         for (kind, statistics) in kinds.iter().zip(&made) {
             let put = engine.store().put_aux_tensors(chunk.id(), kind, statistics.clone())?;

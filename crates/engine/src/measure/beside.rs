@@ -106,8 +106,11 @@ impl<'a> AnswerBeside<'a> {
         prompt: &Prompt,
         reference: &Reference,
         tpot: Option<f64>,
-    ) -> (Answer, Fidelity) {
-        let AnswerBeside { sequence, prefilled, found, finish, .. } = self;
+    ) -> Result<(Answer, Fidelity)> {
+        let AnswerBeside { mut sequence, prefilled, found, finish, .. } = self;
+        if let Some(failure) = sequence.take_failure() {
+            return Err(failure);
+        }
         let mut answer = sequence.finish(finish.unwrap_or(FinishReason::Length), &mut |_| true);
         answer.stats.tpot = tpot;
         let agreement = engine.agreement(&reference.logits, &found);
@@ -115,7 +118,7 @@ impl<'a> AnswerBeside<'a> {
         let attention_l2 = pairs.map(|(exact, map)| map.distance(exact)).collect();
         // The reference has the same order, in which all chunks together take the same positions.
         let hits = reference.hits(&computed(prompt, &prefilled.final_rows));
-        (answer, Fidelity { agreement, attention_l2, hits })
+        Ok((answer, Fidelity { agreement, attention_l2, hits }))
     }
 }
 
@@ -168,7 +171,7 @@ impl Engine {
         let alone = requests.len() == 1 && steps > 0;
         let tpot = alone.then(|| stepping.as_secs_f64() / f64::from(steps));
         let finish = |(answer, (engine, _)): (Result<AnswerBeside<'_>>, &(&Engine, _))| {
-            Ok(answer?.finish(engine, prompt, reference, tpot))
+            answer?.finish(engine, prompt, reference, tpot)
         };
         Ok(answers.into_iter().zip(requests).map(finish).collect())
     }

@@ -109,6 +109,9 @@ impl Engine {
         let mut workspace = DecodeWorkspace::default();
         loop {
             if let Some(finish) = sequence.push_tokens(&mut |_| true) {
+                if let Some(failure) = sequence.take_failure() {
+                    return Err(failure);
+                }
                 let logits = std::mem::take(&mut sequence.generator.logits);
                 let answer = sequence.finish(finish, &mut |_| true);
                 return Ok(Reference { answer, logits, maps: prefilled.maps });

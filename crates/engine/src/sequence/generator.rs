@@ -1,15 +1,16 @@
 //! An answer as it is written: tokens chosen one after the other, and the text that they make.
 
+use refrain_kernels::Slice;
 use refrain_model::Detokenizer;
 
 use super::stop::StopFilter;
-use crate::Error;
 use crate::cache::SequenceCache;
 use crate::engine::Engine;
 use crate::logprobs::{TokenLogprobs, VocabLogprobs};
 use crate::prompt::Prompt;
 use crate::request::{Answer, FinishReason, GenerateRequest, RequestStats, TokenEvent};
 use crate::sampling::{Grammar, Sampler, Sampling};
+use crate::{Error, finite};
 
 /// Chooses an answer's tokens and makes text of them.
 pub(crate) struct Generator {
@@ -56,10 +57,14 @@ impl Generator {
         }
     }
 
-    /// The token at index `at` of the answer; `logits` (vocab) are overwritten.
+    /// The token at index `at` of the answer; `logits` (vocab) are overwritten. Where none can be chosen, `failure` says why.
     pub(crate) fn choose(&mut self, logits: &mut [f32], at: usize) -> u32 {
         if at < self.recorded {
             self.logits.extend_from_slice(logits);
+        }
+        if let Err(error) = finite::check(self.engine.decoder(), "logits", Slice::F32(logits)) {
+            self.failure.get_or_insert(error);
+            return 0;
         }
         let logprobs = self.sampling.logprobs.map(|most| VocabLogprobs::new(logits, most));
         let masked = self.grammar.as_mut().map_or(Ok(()), |grammar| grammar.mask(logits));

@@ -11,6 +11,7 @@ mod drift;
 mod eviction;
 mod fetch_or_compute;
 mod fidelity;
+mod finite;
 mod golden;
 mod grammar;
 #[path = "../../../../tests/common/held_objects.rs"]
