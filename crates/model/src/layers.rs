@@ -129,11 +129,7 @@ impl<'a> Pack<'a> {
             weights.release_pages();
             progress(index + 1, config.num_layers());
         }
-        let head_name = if !config.tied_embeddings && weights.has("lm_head.weight") {
-            "lm_head.weight"
-        } else {
-            EMBEDDINGS
-        };
+        let head_name = if config.tied_embeddings { EMBEDDINGS } else { "lm_head.weight" };
         let head = self.linear(&[(head_name.to_owned(), config.vocab)], config.hidden)?;
         let embeddings = self.embeddings(head_name)?;
         weights.release_pages();
@@ -142,7 +138,7 @@ impl<'a> Pack<'a> {
 
     /// The place where embeddings are looked up. A device with memory of its own looks up those of `bf16`, which its layout keeps to the bit.
     fn embeddings(&self, head_name: &str) -> Result<Embeddings> {
-        let table = self.weights.matrix(EMBEDDINGS)?;
+        let table = self.weights.matrix_of(EMBEDDINGS, self.config.vocab, self.config.hidden)?;
         if self.device.memory().is_none() || table.dtype() != DType::BF16 {
             return Ok(Embeddings::File);
         }
@@ -318,3 +314,7 @@ impl<'a> Stacked<'a> {
         })
     }
 }
+
+#[cfg(test)]
+#[path = "layers_tests.rs"]
+mod tests;

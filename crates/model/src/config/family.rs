@@ -32,9 +32,12 @@ pub enum Family {
 }
 
 impl Family {
-    /// Names of the supported families in both kinds of files, for error messages.
-    pub(super) const SUPPORTED: &str =
-        "llama, mistral, mistral3, qwen2, qwen3, qwen3_moe, phi3, gemma3, smollm3, olmo2";
+    /// Names of the supported families in `config.json`, for error messages.
+    pub(super) const IN_CONFIG: &str =
+        "llama, mistral, mistral3, qwen2, qwen3, qwen3_moe, phi3, gemma3, gemma3_text, smollm3, olmo2";
+
+    /// Names of the supported families in GGUF files, for error messages.
+    pub(super) const IN_GGUF: &str = "llama, mistral, qwen2, qwen3, qwen3moe, phi3, gemma3, smollm3, olmo2";
 
     /// The family that `config.json`'s `model_type` or GGUF's `general.architecture` names.
     pub(super) fn named(name: &str) -> Option<Family> {

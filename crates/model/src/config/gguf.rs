@@ -36,7 +36,7 @@ impl Config {
         let family = Family::named(architecture).ok_or_else(|| ModelError::Architecture {
             path: gguf.path().to_owned(),
             architecture: architecture.to_owned(),
-            supported: Family::SUPPORTED,
+            supported: Family::IN_GGUF,
         })?;
         Resolver { gguf, architecture }.resolve(family)?.validated(gguf.path())
     }

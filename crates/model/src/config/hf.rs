@@ -136,7 +136,7 @@ impl Config {
         }
         // The file of an unknown architecture may lack other fields, and the error should name the architecture.
         let Some(family) = Family::named(&kind) else {
-            return Err(ModelError::Architecture { path, architecture: kind, supported: Family::SUPPORTED });
+            return Err(ModelError::Architecture { path, architecture: kind, supported: Family::IN_CONFIG });
         };
         // transformers 5 writes the name that mixtures of other families have.
         if let Some(count) = fields.remove("num_local_experts") {
