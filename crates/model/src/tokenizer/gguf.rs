@@ -99,7 +99,7 @@ fn sentence_piece(gguf: &Gguf) -> Result<TokenizerSpec> {
         .filter(|(id, (piece, _))| is_piece(id, piece))
         .map(|(_, (piece, score))| (piece.as_str(), *score))
         .collect();
-    spec.merges = spm::merges(&pieces);
+    spec.merges = spm::merges(&pieces).map_err(|message| wrong(gguf, message))?;
     let prefixed = gguf.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
     let mut normalizers = vec![json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})];
     if prefixed {
