@@ -427,6 +427,7 @@ fn bad_tokenizer_files_are_errors() {
         tokenizer_folder(move |file| *file.pointer_mut(path).unwrap() = value)
     };
     let added = |id: u32, content: &str| json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true});
+    let longer = json!({"type": "Replace", "pattern": {"String": "e"}, "content": "ee"});
     for (folder, part) in [
         (TestFolder::new(), "the file is missing"),
         (set("/model/type", json!("Unigram")), "'Unigram' is not supported; supported is BPE"),
@@ -457,6 +458,18 @@ fn bad_tokenizer_files_are_errors() {
             set("/normalizer", json!({"type": "Replace", "pattern": {"String": ""}, "content": "x"})),
             "has no pattern",
         ),
+        (
+            set("/normalizer", json!({"type": "Sequence", "normalizers": vec![longer.clone(); 5]})),
+            "16 times as long",
+        ),
+        (
+            set(
+                "/normalizer",
+                json!({"type": "Replace", "pattern": {"Regex": "x*"}, "content": "0123456789abcdef"}),
+            ),
+            "16 times as long",
+        ),
+        (set("/normalizer", json!({"type": "Prepend", "prepend": "0123456789abcdef"})), "16 times as long"),
         (set("/normalizer", json!({"type": "Prepend"})), "the normalizer cannot be read"),
         (set("/normalizer", json!({"type": "Prepend", "prepend": ""})), "'Prepend' has nothing to prepend"),
         (

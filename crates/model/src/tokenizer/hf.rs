@@ -17,6 +17,10 @@ const NORMALIZERS: [&str; 8] = ["NFC", "NFD", "NFKC", "NFKD", "Prepend", "Replac
 const PRE_TOKENIZERS: [&str; 7] =
     ["Split", "ByteLevel", "Digits", "Metaspace", "Whitespace", "WhitespaceSplit", "Punctuation"];
 
+/// How many times as long as a text its normalised form may be. SentencePiece's normalisers make a space before a text and each space in it three
+/// bytes, which counts as 12 for the shortest text.
+const MAX_GROWTH: f64 = 16.0;
+
 /// `tokenizer.json`.
 #[derive(Debug, Deserialize)]
 struct RawTokenizer {
@@ -205,6 +209,7 @@ fn merges(raw: Vec<RawMerge>, path: &Path) -> Result<Vec<(String, String)>> {
 
 /// Refuses what is not known to be safe with any text, or is not of the supported families.
 fn check(value: &Value, what: &str, supported: &[&str]) -> Result<(), String> {
+    let mut growth = 1.0;
     for part in parts(value) {
         let kind = type_of(part);
         // An empty sequence is one too.
@@ -221,8 +226,26 @@ fn check(value: &Value, what: &str, supported: &[&str]) -> Result<(), String> {
         if pattern.is_some_and(|p| p.as_str().is_none_or(str::is_empty)) {
             return Err(format!("the {what} '{kind}' has no pattern"));
         }
+        growth *= growth_of(part);
+    }
+    if growth > MAX_GROWTH {
+        return Err(format!(
+            "the {what} may make a text more than {MAX_GROWTH} times as long; replace and prepend shorter texts"
+        ));
     }
     Ok(())
+}
+
+/// How many times as long a part of a normaliser may make a text.
+fn growth_of(part: &Value) -> f64 {
+    let bytes = |value: Option<&Value>| value.and_then(Value::as_str).map_or(0.0, |text| text.len() as f64);
+    match (type_of(part), part.get("pattern").and_then(|pattern| pattern.get("String"))) {
+        ("Prepend", _) => 1.0 + bytes(part.get("prepend")),
+        ("Replace", Some(text)) => (bytes(part.get("content")) / bytes(Some(text))).max(1.0),
+        // An expression may match the empty text before each character.
+        ("Replace", None) => 1.0 + bytes(part.get("content")),
+        _ => 1.0,
+    }
 }
 
 /// How the vocabulary spells, by the decoder that undoes it.
