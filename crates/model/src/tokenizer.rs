@@ -26,7 +26,7 @@ use self::pipeline::Pipeline;
 pub use self::pipeline::Specials;
 pub(crate) use self::spec::BosEos;
 use self::spec::TokenizerSpec;
-use crate::error::Result;
+use crate::error::{ModelError, Result};
 use crate::files::ModelFiles;
 use crate::gguf::Gguf;
 
@@ -46,6 +46,7 @@ pub struct Tokenizer {
     bytes: ByteEncoding,
     bos: Option<u32>,
     eos: Vec<u32>,
+    /// The control tokens, in ascending order.
     special: Vec<u32>,
 }
 
@@ -53,13 +54,22 @@ impl Tokenizer {
     /// The tokenizer of an opened model.
     ///
     /// # Errors
-    /// [`ModelError::Tokenizer`](crate::ModelError::Tokenizer) if it is missing, malformed or of an unsupported kind,
-    /// and the errors of reading JSON files and GGUF metadata.
+    /// [`ModelError::Tokenizer`] if it is missing, malformed, of an unsupported kind, or a text may give tokens that the model has no
+    /// embedding for, and the errors of reading JSON files and GGUF metadata.
     pub fn open(files: &ModelFiles) -> Result<Self> {
         let mut tokenizer = match files.gguf() {
             Some(gguf) => Self::from_gguf(gguf)?,
             None => Self::from_folder(files.path())?,
         };
+        // Control tokens without an embedding do no harm: published files have some for fine-tuning or pictures.
+        let (ids, vocab) = (tokenizer.pipeline.text_ids(), files.config().vocab);
+        if ids > vocab {
+            let message = format!(
+                "the tokenizer's texts have ids below {ids}, and the model has {vocab} embeddings: \
+                 they are of different models, or the files are damaged; fetch the model anew"
+            );
+            return Err(ModelError::Tokenizer { path: files.path().to_owned(), message });
+        }
         tokenizer.eos.extend(&files.config().eos);
         tokenizer.eos.sort_unstable();
         tokenizer.eos.dedup();
@@ -93,22 +103,11 @@ impl Tokenizer {
     /// The ids of a text that stands alone. BOS is never added.
     ///
     /// # Errors
-    /// [`ModelError::Encode`](crate::ModelError::Encode) if the vocabulary has no way to write a character.
+    /// [`ModelError::Encode`] if the vocabulary has no way to write a character.
     pub fn encode(&self, text: &str, specials: Specials) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
-        piecewise::encode_to(&mut ids, &self.pipeline, text, specials, usize::MAX)?;
+        piecewise::encode_to(&mut ids, &self.pipeline, text, specials)?;
         Ok(ids)
-    }
-
-    /// The ids of a text that stands alone; none where there are more than `most` of them, which is known before the whole text is
-    /// encoded if it is long.
-    ///
-    /// # Errors
-    /// Those of [`Tokenizer::encode`].
-    pub fn encode_at_most(&self, text: &str, specials: Specials, most: usize) -> Result<Option<Vec<u32>>> {
-        let mut ids = Vec::new();
-        let fits = piecewise::encode_to(&mut ids, &self.pipeline, text, specials, most)?;
-        Ok(fits.then_some(ids))
     }
 
     /// The ids of a text in pieces. Each piece is tokenised once, alone, literal ones with their special tokens. BOS
@@ -120,7 +119,7 @@ impl Tokenizer {
         let mut ids: Vec<u32> = Vec::new();
         for piece in pieces {
             let specials = if piece.literal { Specials::Parse } else { Specials::Plain };
-            piecewise::encode_to(&mut ids, &self.pipeline, &piece.text, specials, usize::MAX)?;
+            piecewise::encode_to(&mut ids, &self.pipeline, &piece.text, specials)?;
         }
         Ok(ids)
     }
@@ -138,13 +137,7 @@ impl Tokenizer {
         &self.eos
     }
 
-    /// The control tokens, in ascending order: those that stand for no text.
-    #[must_use]
-    pub fn special_ids(&self) -> &[u32] {
-        &self.special
-    }
-
-    /// Whether a token is a control token.
+    /// Whether a token is a control token, which stands for no text.
     #[must_use]
     pub fn is_special(&self, id: u32) -> bool {
         self.special.binary_search(&id).is_ok()

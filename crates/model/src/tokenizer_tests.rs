@@ -69,7 +69,8 @@ fn folders_agree_with_transformers() {
         }
         TEXTS.iter().for_each(|text| comes_back(&tokenizer, text));
     }
-    assert_eq!(tiny("llama").special_ids(), [0, 1, 2, 3]);
+    let llama = tiny("llama");
+    assert!((0..llama.vocab_size() as u32).all(|id| llama.is_special(id) == (id < 4)));
     assert_eq!((tiny("llama").bos(), tiny("llama").eos_ids()), (Some(0), &[3][..]));
 }
 
@@ -160,10 +161,8 @@ fn sentence_piece_vocabularies_agree_with_sentence_piece() {
         assert_eq!(tokenizer.decode(&ids, false), case["decoded"].as_str().unwrap());
     }
     TEXTS.iter().for_each(|text| comes_back(&tokenizer, text));
-    assert_eq!(
-        (tokenizer.bos(), tokenizer.eos_ids(), tokenizer.special_ids()),
-        (Some(1), &[2][..], &[0, 1, 2][..])
-    );
+    assert_eq!((tokenizer.bos(), tokenizer.eos_ids()), (Some(1), &[2][..]));
+    assert!((0..tokenizer.vocab_size() as u32).all(|id| tokenizer.is_special(id) == (id < 3)));
     assert_eq!(parse(&tokenizer, "<s>[INST]")[..2], [1, 3]);
     let without = from_gguf(&bool(builder, "tokenizer.ggml.add_bos_token", false)).unwrap();
     assert_eq!(without.bos(), None);
@@ -494,6 +493,27 @@ fn bad_tokenizer_files_are_errors() {
 }
 
 #[test]
+fn a_text_gives_no_token_without_an_embedding() {
+    let open = |embeddings: usize, special: Option<bool>| {
+        let folder = tokenizer_folder(|file| {
+            let added = special.map(|special| json!({"id": 9, "content": "x", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": special}));
+            file["added_tokens"].as_array_mut().unwrap().extend(added);
+        });
+        let config = json!({"model_type": "llama", "hidden_size": 2, "intermediate_size": 2, "num_hidden_layers": 1,
+            "num_attention_heads": 1, "vocab_size": embeddings, "max_position_embeddings": 16});
+        folder.write("config.json", config.to_string());
+        folder.write_safetensors("model.safetensors", &[("model.embed_tokens.weight", &[embeddings, 2])]);
+        Tokenizer::open(&ModelFiles::open(folder.path()).unwrap()).map(|tokenizer| tokenizer.vocab_size())
+    };
+    assert_eq!((open(4, None).unwrap(), open(7, None).unwrap()), (4, 4));
+    let error = open(3, None).unwrap_err().to_string();
+    assert!(error.contains("texts have ids below 4") && error.contains("3 embeddings"), "{error}");
+    // A text gives an ordinary added token, and no control token.
+    assert!(open(4, Some(false)).unwrap_err().to_string().contains("ids below 10"));
+    assert_eq!(open(4, Some(true)).unwrap(), 10);
+}
+
+#[test]
 fn damaged_tokenizer_files_do_not_panic() {
     let source = std::fs::read(
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/phi3/tokenizer.json"),
@@ -560,7 +580,18 @@ fn texts_in_pieces_have_the_ids_of_the_whole() {
             tokenizer.pipeline.spans_words()
         );
         assert!(pieces > 100 || tokenizer.pipeline.spans_words(), "{pieces}");
+        // No white space stands between letters or digits.
+        for table in ["| 12 | -3.5 |\n".repeat(60), "|\n".repeat(400), "图书馆。\n\n日本\n".repeat(40)]
+        {
+            let pieces = piecewise::tests::check(&tokenizer.pipeline, &table, Specials::Plain);
+            assert!(
+                pieces > 10 || tokenizer.pipeline.spans_lines(),
+                "tokenizer {index}: {pieces} of {table:?}"
+            );
+        }
     }
+    let has_lines = |tokenizer: &Tokenizer| !tokenizer.pipeline.spans_lines();
+    assert!(tokenizers[..2].iter().all(has_lines) && tokenizers[3..].iter().all(has_lines));
 }
 
 #[test]

@@ -65,8 +65,12 @@ struct Vocabulary {
     outside_texts: HashMap<u32, String>,
     added: Vec<u32>,
     size: usize,
+    /// The greatest id that a text may give, plus 1.
+    text_ids: usize,
     /// Whether a token has the end of a word and the space behind it.
     spans_words: bool,
+    /// Whether a token has a line break and a character of the next line.
+    spans_lines: bool,
 }
 
 impl Pipeline {
@@ -112,6 +116,11 @@ impl Pipeline {
         self.vocabulary.spans_words
     }
 
+    /// Whether a token has a line break and a character of the next line.
+    pub(super) fn spans_lines(&self) -> bool {
+        self.vocabulary.spans_lines
+    }
+
     pub(super) fn token_id(&self, text: &str) -> Option<u32> {
         self.vocabulary.token_to_id(text)
     }
@@ -127,6 +136,11 @@ impl Pipeline {
 
     pub(super) fn vocab_size(&self) -> usize {
         self.vocabulary.size
+    }
+
+    /// The greatest id that a text may give, plus 1: those of control tokens and markup may be greater.
+    pub(super) fn text_ids(&self) -> usize {
+        self.vocabulary.text_ids
     }
 }
 
@@ -203,6 +217,14 @@ pub(super) fn spans_words(token: &str) -> bool {
     })
 }
 
+/// Whether a token has a line break with a character behind it that is no white space, so that a text cannot be cut between the two.
+pub(super) fn spans_lines(token: &str) -> bool {
+    // Byte-level vocabularies write white space of one byte as one of these.
+    let is_space = |c: char| c.is_whitespace() || matches!(c, '▁' | 'Ġ' | '\u{109}'..='\u{10d}');
+    let pairs = token.chars().zip(token.chars().skip(1));
+    pairs.into_iter().any(|(before, behind)| matches!(before, '\n' | 'Ċ') && !is_space(behind))
+}
+
 /// Whether a token looks like markup: `<tool_call>`, `[INST]`.
 pub(super) fn is_markup(token: &str) -> bool {
     let text = token.trim_matches(|c: char| c.is_whitespace() || c == '▁');
@@ -253,6 +275,10 @@ impl Vocabulary {
             return Err(wrong(format!("the unknown token '{text}' is not in the vocabulary")));
         }
         let spans_words = vocab.keys().any(|token| spans_words(token));
+        let spans_lines = vocab.keys().any(|token| spans_lines(token));
+        let of_text = |id: &&u32| added.get(id).is_none_or(is_ordinary);
+        let text_ids = vocab.values().chain(added.keys()).filter(of_text).max();
+        let text_ids = text_ids.map_or(0, |id| *id as usize + 1);
         let mut builder = BPE::builder()
             .vocab_and_merges(vocab.into_iter().collect::<Vocab>(), kept)
             .fuse_unk(spec.fuse_unknown)
@@ -263,7 +289,8 @@ impl Vocabulary {
         }
         let bpe = builder.build().map_err(|e| wrong(format!("the vocabulary cannot be used: {e}")))?;
         let size = greatest.map_or(0, |id| id as usize + 1);
-        Ok(Self { bpe, outside, outside_texts, added: added.into_keys().collect(), size, spans_words })
+        let added = added.into_keys().collect();
+        Ok(Self { bpe, outside, outside_texts, added, size, text_ids, spans_words, spans_lines })
     }
 }
 
