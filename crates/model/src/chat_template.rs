@@ -15,6 +15,8 @@ mod tools_as_text;
 mod values;
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use minijinja::{Environment, Value, context};
 use serde::Deserialize;
@@ -35,10 +37,12 @@ use crate::tokenizer::{BosEos, bos_eos};
 #[derive(Debug)]
 pub struct ChatTemplate {
     source: String,
-    environment: Environment<'static>,
+    environment: Arc<Environment<'static>>,
     /// The environment whose JSON marks users' texts.
-    marking: Environment<'static>,
+    marking: Arc<Environment<'static>>,
     bos_eos: BosEos,
+    /// Whether a rendering has passed its deadline.
+    is_late: AtomicBool,
 }
 
 /// A chat template in a file: one, or several by name.
@@ -84,14 +88,17 @@ impl ChatTemplate {
     pub fn new(source: &str, bos: Option<&str>, eos: Option<&str>) -> Result<Self> {
         bounds::check_size(source.len() as u64)?;
         placeholder::check_source(source)?;
-        let environment = |marks| {
-            environment::environment(source, marks)
-                .map_err(|e| template_error(format!("is not valid: {}", describe(&e))))
+        let (source, is_late) = (source.to_owned(), AtomicBool::new(false));
+        let compiled = source.clone();
+        let environment = move |marks| {
+            let environment = environment::environment(&compiled, marks);
+            let wrong = |e| template_error(format!("is not valid: {}", describe(&e)));
+            environment.map(Arc::new).map_err(wrong)
         };
         let (environment, marking) =
-            bounds::on_large_stack(|| Ok((environment(false)?, environment(true)?)))?;
+            bounds::on_large_stack(&is_late, move || Ok((environment(false)?, environment(true)?)))?;
         let bos_eos = BosEos { bos: bos.map(str::to_owned), eos: eos.map(str::to_owned) };
-        Ok(Self { source: source.to_owned(), environment, marking, bos_eos })
+        Ok(Self { source, environment, marking, bos_eos, is_late })
     }
 
     /// The template's source.
@@ -119,7 +126,7 @@ impl ChatTemplate {
     /// The text of turns and tools in one of the environments.
     fn write(
         &self,
-        environment: &Environment<'_>,
+        environment: &Arc<Environment<'static>>,
         texts: &mut Texts,
         (turns, tools): (&[Turn<'_>], &[Json]),
         thinking: bool,
@@ -136,7 +143,8 @@ impl ChatTemplate {
             tools => texts.tools(tools),
             documents => Value::from(()),
         };
-        bounds::on_large_stack(|| {
+        let environment = environment.clone();
+        bounds::on_large_stack(&self.is_late, move || {
             let template = environment.get_template(environment::NAME);
             let written = template.and_then(|template| template.render(context));
             written.map_err(|e| template_error(format!("cannot write this conversation: {}", describe(&e))))

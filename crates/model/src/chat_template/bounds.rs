@@ -3,8 +3,13 @@
 //! The template engine counts fuel for instructions, for items and for bytes that are made, and compares values and writes them by
 //! recursion. Fuel therefore bounds how deep values are, and the stack is large enough for that depth.
 //!
-//! The engine (3.1) takes no fuel for lists that are joined by `+`, nor for a list or a namespace that `~` or `==` reads: a list that is
-//! joined to itself over and over, and a namespace in itself that is compared or joined to a text, are not bounded.
+//! The engine (3.1) takes no fuel for lists that are joined by `+`, nor for a list or a namespace that `~` or `==` reads. A list that is
+//! joined to itself over and over is bounded by a deadline alone, and a namespace in itself that is compared or joined to a text is not
+//! bounded.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, State, Value};
@@ -18,6 +23,8 @@ pub(super) const FUEL: u64 = 1_000_000;
 /// Bytes of the stack of a thread that compiles or renders, of which only those in use take memory. Compiling [`MAX_SOURCE`] bytes of
 /// operators takes some 32 MiB. [`FUEL`] gives values 600,000 levels deep, and half a KiB of stack writes a level.
 const STACK: usize = 512 << 20;
+/// Time that compiling or rendering may take. Real templates take milliseconds, and all of [`FUEL`] and [`MAX_SOURCE`] some seconds.
+const DEADLINE: Duration = Duration::from_secs(30);
 /// Levels of a value that is written as JSON. Tools and arguments have at most 128, which is the limit of their parser.
 const MAX_DEPTH: usize = 256;
 
@@ -29,16 +36,48 @@ pub(super) fn check_size(bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Runs `work` on a thread with a stack that no template overflows. A panic of the template engine is an error.
-pub(super) fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    std::thread::scope(|scope| {
-        let builder = std::thread::Builder::new().name("chat template".to_owned()).stack_size(STACK);
-        let thread = builder
-            .spawn_scoped(scope, work)
-            .map_err(|error| template_error(format!("has no thread to run on: {error}")))?;
-        let panicked = |_| Err(template_error("makes the template engine panic".to_owned()));
-        thread.join().unwrap_or_else(panicked)
-    })
+/// Runs `work` of a template on a thread with a stack that no template overflows. A panic of the template engine is an error, and so is work
+/// that takes longer than [`DEADLINE`]. Nothing can stop its thread, which goes on until the work ends: the template `is_late` from then on,
+/// and no further work of it is begun.
+pub(super) fn on_large_stack<T: Send + 'static>(
+    is_late: &AtomicBool,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    within(DEADLINE, is_late, work)
+}
+
+/// [`on_large_stack`] with another deadline.
+pub(super) fn within<T: Send + 'static>(
+    deadline: Duration,
+    is_late: &AtomicBool,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let late = || {
+        let seconds = DEADLINE.as_secs();
+        let why = "it is damaged, or made to do harm; take the model from another source";
+        template_error(format!("takes more than {seconds} seconds and may never end: {why}"))
+    };
+    if is_late.load(Ordering::Relaxed) {
+        return Err(late());
+    }
+    let (sender, receiver) = channel();
+    let builder = std::thread::Builder::new().name("chat template".to_owned()).stack_size(STACK);
+    builder
+        .spawn(move || {
+            // Nobody receives what is late.
+            let _ = sender.send(work());
+        })
+        .map_err(|error| template_error(format!("has no thread to run on: {error}")))?;
+    match receiver.recv_timeout(deadline) {
+        Ok(done) => done,
+        Err(RecvTimeoutError::Timeout) => {
+            is_late.store(true, Ordering::Relaxed);
+            Err(late())
+        }
+        Err(RecvTimeoutError::Disconnected) => {
+            Err(template_error("makes the template engine panic".to_owned()))
+        }
+    }
 }
 
 /// Takes the fuel for writing a value as JSON, and refuses one that is too deep or lies in itself.

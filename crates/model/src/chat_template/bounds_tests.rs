@@ -1,5 +1,7 @@
 //! Templates that are made to harm the program that renders them.
 
+use std::time::Duration;
+
 use super::bounds::MAX_SOURCE;
 use super::*;
 
@@ -98,8 +100,20 @@ fn a_namespace_in_itself_is_refused() {
 
 #[test]
 fn a_panic_of_the_template_engine_is_an_error() {
-    let panic = bounds::on_large_stack(|| -> Result<()> { panic!("on purpose") }).unwrap_err();
+    let work = || -> Result<()> { panic!("on purpose") };
+    let panic = bounds::on_large_stack(&AtomicBool::new(false), work).unwrap_err();
     assert!(panic.to_string().contains("makes the template engine panic"), "{panic}");
+}
+
+#[test]
+fn a_template_that_never_ends_is_an_error_and_is_not_begun_again() {
+    let (is_late, (held, never)) = (AtomicBool::new(false), std::sync::mpsc::channel::<()>());
+    let endless = move || Ok(never.recv().is_ok());
+    let late = bounds::within(Duration::ZERO, &is_late, endless).unwrap_err().to_string();
+    assert!(late.contains("chat template takes more than 30 seconds"), "{late}");
+    let again = bounds::on_large_stack(&is_late, || -> Result<()> { panic!("begun again") }).unwrap_err();
+    assert_eq!(again.to_string(), late);
+    drop(held);
 }
 
 #[test]
