@@ -10,7 +10,6 @@ mod documents;
 mod eval;
 mod examples;
 mod explain;
-mod flop_bound;
 mod generate;
 mod health;
 mod hub;

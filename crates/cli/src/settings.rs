@@ -222,7 +222,6 @@ impl Context {
             namespace: self.namespace()?,
             strict_numerics: self.global.strict_numerics,
             shared: (self.global.shared == Shared::Read).then(|| SHARED.to_owned()),
-            ..Settings::default()
         };
         let bar = self.bar("loading the model", "{percent}%");
         let mut options = EngineOptions::new(&self.global.model)

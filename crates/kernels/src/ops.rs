@@ -282,14 +282,6 @@ impl Cpu {
         }
     }
 
-    /// Places values, as [`Cpu::place_keys`] places keys, without rotation.
-    ///
-    /// # Panics
-    /// If lengths or types do not fit.
-    pub fn place_values(&self, src: Slice, heads: usize, head_dim: usize, slots: &[u32], dst: &mut Buffer) {
-        self.place_keys(src, heads, head_dim, &[], &[], 0, slots, dst);
-    }
-
     fn place<E: Elem>(&self, to: Placement, src: &[E], dst: &mut [E]) {
         let Placement { heads, head_dim, cos, sin, half, slots, capacity } = to;
         let tokens = slots.len();

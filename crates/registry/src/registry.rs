@@ -33,8 +33,6 @@ pub struct Selected<T> {
     pub name: &'static str,
     /// The text that selects the same: the name with the options that are not at their defaults.
     pub spec: String,
-    /// The value of every option.
-    pub options: Map<String, Value>,
     /// The method.
     pub built: T,
 }
@@ -110,17 +108,14 @@ impl<T> Entry<T> {
         self.select(&specs, values)
     }
 
-    fn select(&self, specs: &[OptionSpec], mut values: Map<String, Value>) -> Result<Selected<T>> {
+    fn select(&self, specs: &[OptionSpec], values: Map<String, Value>) -> Result<Selected<T>> {
         let built = (self.build)(&values)?;
         let changed = specs.iter().filter_map(|spec| {
             let value = values.get(&spec.name).filter(|value| **value != spec.default)?;
             Some(format!("{}={}", spec.name, value_text(value)))
         });
         let spec = join(self.name, changed);
-        for spec in specs {
-            values.entry(spec.name.clone()).or_insert_with(|| spec.default.clone());
-        }
-        Ok(Selected { name: self.name, spec, options: values, built })
+        Ok(Selected { name: self.name, spec, built })
     }
 
     fn find<'a>(&self, specs: &'a [OptionSpec], name: &str) -> Result<&'a OptionSpec> {

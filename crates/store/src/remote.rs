@@ -26,8 +26,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use object_store::ObjectStore;
-use object_store::path::Path as ObjectPath;
 use tokio::runtime::Runtime;
 
 use self::client::Client;
@@ -89,16 +87,6 @@ impl Remote {
     pub(crate) fn open(options: &RemoteOptions, disk: &Arc<Disk>) -> Result<Remote> {
         options.prepare_folder()?;
         let (objects, prefix) = options.connect()?;
-        Remote::with(objects, prefix, options, disk)
-    }
-
-    /// Begins to bring what `disk` notes to `objects`.
-    pub(crate) fn with(
-        objects: Arc<dyn ObjectStore>,
-        prefix: ObjectPath,
-        options: &RemoteOptions,
-        disk: &Arc<Disk>,
-    ) -> Result<Remote> {
         let runtime = options.runtime()?;
         let client = Arc::new(Client::new(objects, prefix, options.timeout));
         runtime.spawn(upload::send_all(client.clone(), Arc::downgrade(disk)));

@@ -10,7 +10,6 @@ use serde_json::json;
 use super::measurement::{Setup, Spread};
 use super::prompts::prompts;
 use crate::args;
-use crate::flop_bound::{ModelSize, PromptSize};
 use crate::machine;
 use crate::methods::{self, Method};
 use crate::output::{bytes, count, print, print_json, seconds};
@@ -48,9 +47,6 @@ struct MethodTiming {
     /// Vanilla's operations over the method's: the speed-up if only arithmetic took time; none if vanilla was not measured.
     bound: Option<f64>,
     share_of_bound: Option<f64>,
-    /// Speed-up by the closed form of the cost model, where the method has one: rows spread evenly over the prompt, and the
-    /// last layer computed for all of them.
-    even_bound: Option<f64>,
     /// Seconds of scoring and choosing rows, chunks in memory.
     select_seconds: Spread,
     /// Peak memory of the process while the method ran.
@@ -131,9 +127,6 @@ fn measure(
     let vanilla = asked.iter().position(|asked| asked.name == "vanilla");
     let (fresh, all_operations) =
         (vanilla.map(|i| memory[i].median), vanilla.map(|i| all[i].memory[0].operations));
-    let model = ModelSize::of(engine.decoder().config());
-    let (question, chunk) = (prompt.question.len(), engine.settings().chunk_tokens);
-    let size = PromptSize { prompt: prompt.len(), question, chunk };
     let row = |(index, asked): (usize, &Method)| {
         let speedup = fresh.map(|fresh| fresh / memory[index].median);
         let runs = &all[index];
@@ -159,7 +152,6 @@ fn measure(
             operations,
             bound,
             share_of_bound: speedup.zip(bound).map(|(speedup, bound)| speedup / bound),
-            even_bound: model.speedup(size, asked),
             select_seconds: spread(&runs.memory, |stats| stats.select_seconds),
             peak_memory_bytes: runs.peak,
         }

@@ -19,11 +19,11 @@ use crate::scratch;
 use crate::simd::pair_tiles::{PairTiles, PairUnit, SIDE, Square, TILE};
 use crate::simd::{Elem, KEYS, Kernel, Simd};
 
-/// QueryTiles, and keys, of a product.
+/// Queries, and keys, of a product.
 const WIDE: usize = 2 * SIDE;
 /// Its scores.
 const SCORES: usize = WIDE * WIDE;
-/// QueryTiles of a block, about.
+/// Queries of a block, about.
 const QUERIES: usize = 256;
 /// Bias of a float's exponent.
 const BIAS: f32 = 127.0;
@@ -85,14 +85,14 @@ impl<E: Elem, T: PairTiles> Kernel for PackKeys<'_, E, T> {
     }
 }
 
-/// QueryTiles of a block as tiles, 32 together.
+/// Queries of a block as tiles, 32 together.
 struct QueryTiles<'a> {
     deep: usize,
     /// Two rows of `deep` tiles each time.
     q: &'a [u32],
     /// Initial values of the sums of products, 32 × 32.
     starts: &'a [f32],
-    /// SlotSet that each query sees: first the starts, then the ends.
+    /// Slots that each query sees: first the starts, then the ends.
     seen: &'a [i32],
 }
 
@@ -125,7 +125,7 @@ impl<'a> QueryTiles<'a> {
         let starts = split_off_front(floats, count * SCORES);
         let seen: &mut [i32] = bytemuck::cast_slice_mut(split_off_front(floats, count * 2 * WIDE));
         if n < count * WIDE {
-            // QueryTiles past the last of the block see no slot.
+            // Queries past the last of the block see no slot.
             q[(count - 1) * 2 * deep * TILE..].fill(0);
             starts[(count - 1) * SCORES..].fill(0.0);
             seen[(count - 1) * 2 * WIDE..].fill(0);

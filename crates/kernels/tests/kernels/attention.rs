@@ -94,7 +94,7 @@ impl Case {
     }
 }
 
-/// WeightRows at the end of `n` slots, each seeing all up to itself, `window` slots at most.
+/// Rows at the end of `n` slots, each seeing all up to itself, `window` slots at most.
 pub(crate) fn causal(rows: usize, n: usize, window: usize) -> Vec<(u32, u32)> {
     (n - rows..n).map(|i| ((i + 1).saturating_sub(window) as u32, i as u32 + 1)).collect()
 }

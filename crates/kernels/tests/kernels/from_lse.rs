@@ -28,7 +28,7 @@ fn see_less(case: &mut Case, lse: &mut [f32]) {
     }
 }
 
-/// WeightRows × heads × capacity: weights that softmax gave, of those slots that are seen now.
+/// Rows × heads × capacity: weights that softmax gave, of those slots that are seen now.
 fn weights(case: &Case, seen: &[(u32, u32)]) -> Vec<f64> {
     let mut all = vec![0.0; case.visible.len() * case.heads * case.capacity];
     for r in 0..case.visible.len() {

@@ -87,7 +87,7 @@ fn keys_and_values_are_placed() {
                 let (mut keys, mut values) =
                     (Buffer::zeros(dtype, heads * capacity * d), Buffer::zeros(dtype, heads * capacity * d));
                 cpu.place_keys(src.as_slice(), heads, d, &cos, &sin, rot, slots, &mut keys);
-                cpu.place_values(src.as_slice(), heads, d, slots, &mut values);
+                cpu.place_keys(src.as_slice(), heads, d, &[], &[], 0, slots, &mut values);
                 for (t, slot) in slots.iter().enumerate() {
                     for h in 0..heads {
                         let from = (t * heads + h) * d..(t * heads + h + 1) * d;

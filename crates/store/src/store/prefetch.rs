@@ -39,18 +39,6 @@ impl Store {
         Ok(Store(Arc::new(Tiers::new(Some(disk), Some(remote), memory))))
     }
 
-    /// The same through `objects`, with the URL and timeout of the options.
-    #[cfg(test)]
-    pub(crate) fn open_shared_through(
-        folder: &Path,
-        objects: Arc<dyn object_store::ObjectStore>,
-        options: &RemoteOptions,
-    ) -> Store {
-        let disk = Arc::new(Disk::open(folder, Limits::memory(64 << 20), true).unwrap());
-        let remote = Remote::with(objects, "library".into(), options, &disk).unwrap();
-        Store(Arc::new(Tiers::new(Some(disk), Some(remote), 64 << 20)))
-    }
-
     /// Has chunks fetched that neither memory nor the folder has, several at once, with their aux tensors of these kinds, unless they are
     /// expected to be computed in less time. Without `whole` this returns when aux tensors are there, and readers read chunks while they
     /// come; with it, when chunks are there too; in either case when they are late. Where there is no object store, or it does not answer,

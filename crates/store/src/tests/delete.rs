@@ -34,7 +34,8 @@ impl Library {
         let folder = tempdir().unwrap();
         let mut options = RemoteOptions::new("memory:///library");
         options.timeout = Duration::from_millis(500);
-        let store = Store::open_shared_through(folder.path(), self.0.clone(), &options);
+        options.objects = Some(self.0.clone());
+        let store = Store::open_shared(folder.path(), 64 << 20, &options).unwrap();
         (folder, store)
     }
 

@@ -31,7 +31,8 @@ fn machine(objects: &HeldObjects, policy: FetchPolicy) -> (TempDir, Store) {
     let folder = tempdir().unwrap();
     let mut options = RemoteOptions::new("memory:///library");
     (options.timeout, options.policy) = (60 * SECOND, policy);
-    let store = Store::open_shared_through(folder.path(), Arc::new(objects.clone()), &options);
+    options.objects = Some(Arc::new(objects.clone()));
+    let store = Store::open_shared(folder.path(), 64 << 20, &options).unwrap();
     (folder, store)
 }
 

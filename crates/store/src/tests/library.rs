@@ -57,8 +57,9 @@ impl Library {
     /// A store with a folder of its own that shares its chunks here.
     pub(super) fn machine(&self) -> (TempDir, Store) {
         let folder = tempdir().unwrap();
-        let options = RemoteOptions::new("memory:///library");
-        let store = Store::open_shared_through(folder.path(), Arc::new(self.clone()), &options);
+        let mut options = RemoteOptions::new("memory:///library");
+        options.objects = Some(Arc::new(self.clone()));
+        let store = Store::open_shared(folder.path(), 64 << 20, &options).unwrap();
         (folder, store)
     }
 

@@ -2,7 +2,7 @@
 
 use axum::response::sse::Event;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use super::items::{OutputItem, OutputText};
@@ -65,29 +65,10 @@ pub(super) enum EventBody {
     ArgumentsDone { item_id: String, output_index: usize, name: String, arguments: String },
 }
 
-impl EventBody {
-    /// The event's type.
-    fn name(&self) -> &'static str {
-        match self {
-            EventBody::Created { .. } => "response.created",
-            EventBody::InProgress { .. } => "response.in_progress",
-            EventBody::Completed { .. } => "response.completed",
-            EventBody::Incomplete { .. } => "response.incomplete",
-            EventBody::Failed { .. } => "response.failed",
-            EventBody::ItemAdded { .. } => "response.output_item.added",
-            EventBody::ItemDone { .. } => "response.output_item.done",
-            EventBody::PartAdded { .. } => "response.content_part.added",
-            EventBody::PartDone { .. } => "response.content_part.done",
-            EventBody::TextDelta { .. } => "response.output_text.delta",
-            EventBody::TextDone { .. } => "response.output_text.done",
-            EventBody::ArgumentsDelta { .. } => "response.function_call_arguments.delta",
-            EventBody::ArgumentsDone { .. } => "response.function_call_arguments.done",
-        }
-    }
-}
-
 impl ResponseEvent {
     pub(super) fn server_sent(&self) -> Event {
-        named_event(self.body.name(), self)
+        // The field `type`, which names the variant.
+        let event = json!(self);
+        named_event(event["type"].as_str().unwrap_or_default(), &event)
     }
 }
