@@ -29,7 +29,7 @@ use crate::table::Table;
 use crate::{machine, methods};
 use refrain::folders::tilde;
 
-pub(crate) use self::judge::{judge, judge_template, name_judge};
+pub(crate) use self::judge::{is_graded, judge, judge_template, name_judge};
 pub(crate) use self::sources::fetch;
 
 /// Least bytes of chunks in memory: nothing of a sample may be prefilled again.
@@ -61,6 +61,11 @@ pub(crate) fn run(context: &Context, args: &args::EvalRun) -> Result<()> {
         PathBuf::from(format!("eval-{}", stem.map_or("run".into(), |stem| stem.to_string_lossy())))
     });
     let judge = args.judge.judge.as_ref().map(|url| judge(url, &args.judge.judge_model));
+    if let Some(judge) = judge.as_ref().filter(|_| is_graded(&matrix)) {
+        let fail =
+            || Fail::new("the judge does not reply").hint("check --judge, --judge-model and OPENAI_API_KEY");
+        judge.check().with_context(fail)?;
+    }
     let started = Instant::now();
     let mut all = ModelOutcome { whole: true, ..ModelOutcome::default() };
     for (index, model) in matrix.models.iter().enumerate() {
@@ -301,7 +306,7 @@ fn one(
     let mut errors = BTreeMap::new();
     if failed > 0 {
         // Those of earlier commands stand before.
-        let found = read(folder)?.1.into_iter().rev().filter_map(|record| record.error);
+        let found = read(folder)?.1.into_iter().rev().filter_map(|record| record.failure());
         found.take(failed).for_each(|error| *errors.entry(error).or_default() += 1);
     }
     Ok(ModelOutcome { whole, tasks: jobs.len(), answers: run.known(name) - before, failed, errors })

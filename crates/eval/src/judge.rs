@@ -95,6 +95,16 @@ impl Judge {
         &self.model
     }
 
+    /// Asks for one word, before answers are made that are to be graded.
+    ///
+    /// # Errors
+    /// As for [`Judge::ask`].
+    pub fn check(&self) -> Result<()> {
+        // A model that reasons before it replies needs room for that.
+        let options = JudgeOptions { max_tokens: 1024, ..JudgeOptions::default() };
+        self.ask("Reply with the word yes.", &options).map(|_| ())
+    }
+
     /// The model's reply. A busy or failing endpoint is asked again, after growing pauses.
     ///
     /// # Errors

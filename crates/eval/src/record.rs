@@ -51,9 +51,20 @@ pub struct Record {
     /// Why there is no answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Why the judge has not graded the answer, which has its other scores.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub judge_error: Option<String>,
     /// When it was done, seconds since 1970.
     #[serde(default)]
     pub finished: u64,
+}
+
+impl Record {
+    /// Why the answer, or its grading, is to be tried again.
+    pub fn failure(&self) -> Option<String> {
+        let grading = || self.judge_error.as_ref().map(|error| format!("the answer is not graded: {error}"));
+        self.error.clone().or_else(grading)
+    }
 }
 
 /// Fidelity of a variant to vanilla with full attention, teacher-forced over the first tokens of vanilla's answer.

@@ -24,7 +24,7 @@ pub struct RunProgress<'a> {
     pub done: usize,
     /// All work, in the same unit.
     pub total: usize,
-    /// Answers that failed.
+    /// Answers that failed, or that the judge failed to grade.
     pub failed: usize,
     /// The current task.
     pub task: &'a str,
@@ -176,12 +176,14 @@ impl Run {
     pub fn open(folder: &Path, mut about: RunInfo) -> Result<Run> {
         std::fs::create_dir_all(folder).map_err(|error| Error::data(folder, error))?;
         let mut results = UnlockedResults::open(folder)?.lock()?;
+        let records = results.records()?;
         let changes = if folder.join("about.json").exists() {
-            about.continue_from(&read_about(folder)?).map_err(|reason| Error::data(folder, reason))?
+            let mut known = read_about(folder)?;
+            known.keep_judges_of(&records);
+            about.continue_from(&known).map_err(|reason| Error::data(folder, reason))?
         } else {
             Vec::new()
         };
-        let records = results.records()?;
         let (good, bad): (Vec<Record>, _) =
             records.into_iter().partition(|record| record.error.is_none() && about.is_graded(record));
         let unscored = bad.into_iter().filter(|record| record.cost.is_some());
@@ -274,7 +276,7 @@ impl Run {
                         records.retain(|record| record.cost.is_some());
                     }
                     for record in records {
-                        failed += usize::from(record.error.is_some());
+                        failed += usize::from(record.failure().is_some());
                         self.append(record)?;
                     }
                     if let Some(failure) = failure {
@@ -292,7 +294,7 @@ impl Run {
 
     fn append(&mut self, record: Record) -> Result<()> {
         self.results.append(&record)?;
-        if record.error.is_none() {
+        if record.error.is_none() && self.about.is_graded(&record) {
             self.done.insert(key(&record));
         }
         Ok(())

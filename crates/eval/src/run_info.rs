@@ -102,6 +102,14 @@ impl RunInfo {
 
     /// Whether the judge of a record's task, where it has one, took part in the record's scores.
     pub(crate) fn is_graded(&self, record: &Record) -> bool {
+    /// Leaves a task the judge that graded records of it, if any: one that was only asked for binds nobody.
+    pub(crate) fn keep_judges_of(&mut self, records: &[Record]) {
+        for task in &mut self.tasks {
+            task.judge =
+                records.iter().filter(|record| task.is_of(record)).find_map(|record| record.judge.clone());
+        }
+    }
+
         let task = self.tasks.iter().find(|task| task.is_of(record));
         task.is_none_or(|task| task.judge.is_none() || task.judge == record.judge)
     }

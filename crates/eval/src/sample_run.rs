@@ -69,7 +69,7 @@ impl<'a> SampleRun<'a> {
         }
         .into_iter();
         let finish = |(_, blank): (_, Record)| {
-            let mut record = Record { error: None, ..blank };
+            let mut record = Record { error: None, judge_error: None, ..blank };
             if record.cost.is_none() {
                 match answers.next() {
                     Some(Ok((answer, fidelity))) => {
@@ -90,8 +90,17 @@ impl<'a> SampleRun<'a> {
     fn scored(&self, mut record: Record) -> Record {
         if record.error.is_none() {
             let LoadedTask { scoring, first_line, .. } = *self.job;
-            match self.scorer.scores(scoring, first_line, self.sample, &record.answer) {
-                Ok(scores) => (record.scores, record.judge) = (scores, self.job.about.judge.clone()),
+            let scores =
+                |scorer: &Scorer<'_>| scorer.scores(scoring, first_line, self.sample, &record.answer);
+            let (scores, judge) = match scores(self.scorer) {
+                Err(error @ Error::Judge { .. }) => {
+                    record.judge_error = Some(error.to_string());
+                    (scores(&Scorer { judge: None, ..*self.scorer }), None)
+                }
+                scores => (scores, self.job.about.judge.clone()),
+            };
+            match scores {
+                Ok(scores) => (record.scores, record.judge) = (scores, judge),
                 Err(error) => record.error = Some(error.to_string()),
             }
         }

@@ -1,6 +1,7 @@
 //! Runs on a tiny model: stopped, torn, gone on with, and failing.
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
 use refrain::engine::{Engine, Settings};
@@ -8,7 +9,7 @@ use refrain::store::{KvQuantization, Store};
 use refrain_eval::Scorer;
 use refrain_eval::run::{Run, RunProgress, merge, read};
 use refrain_eval::tasks::{LoadedTask, TaskModel, load};
-use refrain_eval::{MachineInfo, Matrix, Record, RunInfo, RunOptions, TaskSpec, Variant};
+use refrain_eval::{Judge, MachineInfo, Matrix, Record, RunInfo, RunOptions, TaskSpec, Variant};
 
 fn engine() -> Engine {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
@@ -244,6 +245,74 @@ fn answers_without_a_judge_are_graded_later_and_not_made_again() {
     }
     assert!(go_on(folder.path(), &engine, &jobs, usize::MAX, 3));
     assert_eq!(read(folder.path()).unwrap().1.len(), 15);
+}
+
+/// The URL of a judge that gives each request this reply.
+fn judge_that_replies(status: u16, content: &str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/v1", listener.local_addr().unwrap());
+    let reply = serde_json::json!({ "choices": [{ "message": { "content": content } }] }).to_string();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map(Result::unwrap) {
+            let mut reader = BufReader::new(stream.try_clone().unwrap());
+            let (mut line, mut length) = (String::new(), 0);
+            while reader.read_line(&mut line).unwrap() > 2 {
+                let header = line.to_lowercase();
+                if let Some(bytes) = header.strip_prefix("content-length: ") {
+                    length = bytes.trim().parse().unwrap();
+                }
+                line.clear();
+            }
+            reader.read_exact(&mut vec![0; length]).unwrap();
+            let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close", reply.len());
+            write!(stream, "{head}\r\n\r\n{reply}").unwrap();
+        }
+    });
+    url
+}
+
+#[test]
+fn answers_that_the_judge_fails_to_grade_are_kept_and_bind_the_run_to_no_judge() {
+    let engine = engine();
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("longbench_write_en.jsonl"), r#"{"prompt": "Write.", "length": 4}"#)
+        .unwrap();
+    let matrix = Matrix {
+        data: Some(folder.path().to_owned()),
+        max_tokens: Some(4),
+        tasks: vec![TaskSpec { name: "longwriter/en".to_owned(), ..TaskSpec::default() }],
+        ..Matrix::default()
+    };
+    let (mut jobs, variants) = (jobs(&engine, &matrix), variants(&[("vanilla", "full"), ("pie", "full")]));
+    let options = RunOptions { forced: 4, maps: false, seed: 42, batch: 2, until: None };
+    let mut sitting = |model: &str, status, content| {
+        jobs[0].about.judge = Some(model.to_owned());
+        let mut run = Run::open(folder.path(), about(&jobs))?;
+        let judge = Judge::new(&judge_that_replies(status, content), model, None);
+        let encode = |_: &str| Vec::new();
+        let scorer = Scorer { judge: Some(&judge), quality: Some("$INST$ $RESPONSE$"), encode: &encode };
+        let mut failed = 0;
+        run.answer(("tiny", &engine), &jobs, &variants, &options, &scorer, |step| {
+            failed = step.failed;
+            true
+        })?;
+        Ok::<_, refrain_eval::Error>((failed, read(folder.path())?.1))
+    };
+    let (failed, kept) = sitting("typo", 400, "no").unwrap();
+    assert_eq!((failed, kept.len()), (2, 2));
+    for record in &kept {
+        assert_eq!((&record.error, &record.judge), (&None, &None));
+        assert!(record.judge_error.as_ref().unwrap().contains("400") && record.cost.is_some(), "{record:?}");
+        assert!(record.scores.contains_key("score") && record.scores.contains_key("words"), "{record:?}");
+    }
+    let grades = r#"{"Relevance": 5, "Accuracy": 5, "Coherence": 5, "Clarity": 5, "Breadth and Depth": 5, "Reading Experience": 5}"#;
+    let (failed, all) = sitting("judge", 200, grades).unwrap();
+    assert_eq!((failed, all.len()), (0, 4));
+    for (graded, kept) in all[2..].iter().zip(&kept) {
+        assert_eq!((graded.judge.as_deref(), &graded.judge_error), (Some("judge"), &None));
+        assert_eq!((&graded.answer, &graded.cost, graded.scores["quality"]), (&kept.answer, &kept.cost, 1.0));
+    }
+    assert!(sitting("other", 200, grades).unwrap_err().to_string().contains("the judge judge, not other"));
 }
 
 #[cfg(feature = "emulate")]

@@ -245,7 +245,7 @@ impl EvalWork<'_> {
             return Ok(None);
         }
         let error = if failed > 0 {
-            read(&folder)?.1.into_iter().rev().find_map(|record| record.error)
+            read(&folder)?.1.into_iter().rev().find_map(|record| record.failure())
         } else {
             None
         };

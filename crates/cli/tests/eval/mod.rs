@@ -86,6 +86,34 @@ fn answers_that_fail_are_told_by_the_exit_status() {
 }
 
 #[test]
+fn a_judge_that_does_not_reply_is_told_before_anything_is_written() {
+    let home = Home::new();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/v1", listener.local_addr().unwrap());
+    let refuses = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut request = Vec::new();
+        // The request's body ends its JSON, and nothing before does.
+        while !request.ends_with(b"}") {
+            let mut part = [0; 1024];
+            let read = std::io::Read::read(&mut stream, &mut part).unwrap();
+            request.extend(&part[..read]);
+        }
+        std::io::Write::write_all(&mut stream, b"HTTP/1.1 404 X\r\nContent-Length: 8\r\n\r\nno model")
+            .unwrap();
+    });
+    home.write("data/longwriter/longbench_write_en.jsonl", "{\"prompt\": \"Write.\", \"length\": 4}\n");
+    let (data, out) = (home.path("data"), home.path("run"));
+    let words =
+        ["eval", "run", "--model", TINY, "--tasks", "longwriter/en", "--data", data.to_str().unwrap()];
+    let judged = ["--judge", &url, "--judge-model", "typo", "--out", out.to_str().unwrap()];
+    home.run(&[&words[..], &judged].concat())
+        .failed(1, &["the judge does not reply", "404", "no model", "--judge-model"]);
+    refuses.join().unwrap();
+    assert!(!out.exists());
+}
+
+#[test]
 fn what_cannot_be_run_says_what_to_do() {
     let home = Home::new();
     let run = |words: &[&str]| home.run(&[&["eval", "run", "--model", TINY], words].concat());

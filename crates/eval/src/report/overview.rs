@@ -151,15 +151,15 @@ fn methods(data: &Data<'_>) -> Table {
 const ERRORS: usize = 8;
 
 fn failures(data: &Data<'_>) -> Option<Table> {
-    let mut by_text: BTreeMap<&str, Vec<&crate::Record>> = BTreeMap::new();
+    let mut by_text: BTreeMap<String, Vec<&crate::Record>> = BTreeMap::new();
     for record in data.counted() {
-        if let Some(error) = &record.error {
+        if let Some(error) = record.failure() {
             by_text.entry(error).or_default().push(record);
         }
     }
     let mut kinds: Vec<_> = by_text.into_iter().collect();
     kinds.sort_by_key(|(_, records)| std::cmp::Reverse(records.len()));
-    let row = |(error, records): &(&str, Vec<&crate::Record>)| {
+    let row = |(error, records): &(String, Vec<&crate::Record>)| {
         let first = records[0];
         let example =
             format!("{}, {}, {}, {}, {}", first.model, first.task, first.sample, first.method, first.policy);
