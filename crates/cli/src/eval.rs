@@ -16,7 +16,7 @@ use refrain::store::{KvQuantization, Store, hex};
 use refrain_eval::Judge;
 use refrain_eval::Scorer;
 use refrain_eval::run::{Run, RunProgress, left, read};
-use refrain_eval::tasks::{LoadedTask, TaskModel, TokenText, load, names};
+use refrain_eval::tasks::{LoadNotes, LoadedTask, TaskModel, TokenText, load, names};
 use refrain_eval::{MachineInfo, Matrix, ModelInfo, Record, RunInfo, RunOptions, TaskSpec, Variant};
 use serde_json::json;
 
@@ -273,9 +273,7 @@ fn one(
     let spinner = context.spinner("making the samples");
     let (mut jobs, left_out) = load(matrix, &model)?;
     spinner.finish_and_clear();
-    if !left_out.is_empty() {
-        output::warn(&format!("left out of {name}'s tasks: {}", left_out.join(", ")));
-    }
+    tell_notes(name, &notes);
     jobs.iter_mut().for_each(|job| name_judge(job, judge));
     let mut run = Run::open(folder, about(context, matrix, variants, &engine, &jobs)?)?;
     run.changes().iter().for_each(|change| output::warn(change));
@@ -315,6 +313,14 @@ fn one(
 /// Where a run is, and the time left by the characters that are answered.
 pub(crate) fn show(bar: &ProgressBar, model: &str, step: RunProgress<'_>, first: usize, started: Instant) {
     let RunProgress { done, total, failed, task, method } = step;
+/// Tells what is beside the samples of a model.
+pub(crate) fn tell_notes(model: &str, notes: &LoadNotes) {
+    if !notes.left_out.is_empty() {
+        output::warn(&format!("left out of {model}'s tasks: {}", notes.left_out.join(", ")));
+    }
+    notes.warnings.iter().for_each(|warning| output::warn(warning));
+}
+
     let rest = left(done - first, total - first, started.elapsed());
     let rest = rest.map_or(String::new(), |rest| format!(", {} left", age(rest.as_secs())));
     let failed = if failed > 0 { format!(", {failed} failed") } else { String::new() };

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Error, Result};
 
 /// Least tokens that a LongBench prompt is cut to.
-const MIN_PROMPT_TOKENS: usize = 16;
+pub(crate) const MIN_PROMPT_TOKENS: usize = 16;
 
 /// A run's matrix. Every task is answered by every model with every method and policy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

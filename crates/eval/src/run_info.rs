@@ -246,7 +246,7 @@ pub struct TaskInfo {
     /// The judge, where the benchmark asks one and the run has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub judge: Option<String>,
-    /// BLAKE3 of the data's file, hexadecimal, if there is one.
+    /// BLAKE3 of the data's file or files, hexadecimal, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<String>,
 }

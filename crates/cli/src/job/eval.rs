@@ -21,8 +21,10 @@ use super::runner::Runner;
 use super::settings::{Computing, fingerprint};
 
 use crate::args;
-use crate::eval::{MEMORY, about, judge, judge_template, matrix, name_judge, prefix_texts, variants};
-use crate::output::{Fail, count, json_path, one_line, print, print_json, warn};
+use crate::eval::{
+    MEMORY, about, judge, judge_template, matrix, name_judge, prefix_texts, tell_notes, variants,
+};
+use crate::output::{Fail, count, json_path, one_line, print, print_json};
 use crate::settings::Context;
 
 /// The settings of an evaluation.
@@ -139,14 +141,12 @@ fn samples(
     let context_tokens = files.config().context;
     let chunk_tokens = context.global.chunk_tokens.min(context_tokens.saturating_sub(1).max(1));
     let spinner = context.spinner("making the samples");
-    let (mut jobs, left_out) = load(
+    let (mut jobs, notes) = load(
         matrix,
         &TaskModel { name: model, tokenizer: &tokenizer, context: context_tokens, chunk_tokens },
     )?;
     spinner.finish_and_clear();
-    if !left_out.is_empty() {
-        warn(&format!("left out of {model}'s tasks: {}", left_out.join(", ")));
-    }
+    tell_notes(model, &notes);
     jobs.iter_mut().for_each(|job| name_judge(job, judge));
     Ok((context, jobs))
 }

@@ -43,9 +43,19 @@ impl DataFile {
 
     /// Its lines as JSON, but for blank ones; at least one.
     pub(crate) fn lines<T: DeserializeOwned>(&self) -> Result<Vec<T>> {
+        self.checked_lines(|_| None)
+    }
+
+    /// Its lines as JSON, of which `fault` finds nothing wrong.
+    pub(crate) fn checked_lines<T: DeserializeOwned>(
+        &self,
+        fault: impl Fn(&T) -> Option<&'static str>,
+    ) -> Result<Vec<T>> {
         let lines = self.text.lines().zip(1..).filter(|(line, _)| !line.trim().is_empty());
         let records = lines.map(|(line, number)| {
-            serde_json::from_str(line).map_err(|error| self.wrong_line(number, &error.to_string()))
+            let record =
+                serde_json::from_str(line).map_err(|error| self.wrong_line(number, &error.to_string()))?;
+            fault(&record).map_or(Ok(record), |fault| Err(self.wrong_line(number, fault)))
         });
         let records = records.collect::<Result<Vec<T>>>()?;
         if records.is_empty() {

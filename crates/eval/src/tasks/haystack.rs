@@ -17,11 +17,13 @@ pub(crate) struct Essays {
     pub(crate) text: String,
     /// Where it comes from.
     pub(crate) source: &'static str,
+    /// BLAKE3 of the text, hexadecimal; none of the built-in one, which the program's version tells.
+    pub(crate) hash: Option<String>,
 }
 
 impl Essays {
     pub(crate) fn built_in() -> Essays {
-        Essays { text: BUILT_IN.into(), source: "essays: built in" }
+        Essays { text: BUILT_IN.into(), source: "essays: built in", hash: None }
     }
 
     /// RULER's `PaulGrahamEssays.json`.
@@ -50,9 +52,12 @@ impl Essays {
 
     fn graham(path: &Path, text: String) -> Result<Essays> {
         if text.trim().is_empty() {
-            return Err(Error::data(path, "no text in it: essays are needed"));
+            let reason =
+                "no text in it: essays are needed; `refrain eval fetch` explains where data comes from";
+            return Err(Error::data(path, reason));
         }
-        Ok(Essays { text, source: "essays: Paul Graham" })
+        let hash = Some(blake3::hash(text.as_bytes()).to_hex().to_string());
+        Ok(Essays { text, source: "essays: Paul Graham", hash })
     }
 
     /// At least `bytes` bytes of the text, which is repeated as needed.
@@ -120,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_prefix_repeats_the_text() {
-        let essays = Essays { text: "aßc".into(), source: "" };
+        let essays = Essays { text: "aßc".into(), source: "", hash: None };
         assert_eq!(essays.prefix(6), "aßcaß");
         assert_eq!(essays.prefix(8), "aßcaßc");
     }

@@ -16,7 +16,7 @@ pub use self::table::{A3, MORPHKV, SAMKV, SUITES, TASKS, suite};
 pub use self::task::{Context, Language, Task};
 use super::file::{DataFile, spread};
 use super::{TaskData, TokenText};
-use crate::{Error, Gold, Result, Sample};
+use crate::{Error, Gold, Result, Sample, Scoring};
 
 /// Options of LongBench's samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +72,16 @@ pub fn samples(
 ) -> Result<TaskData> {
     let (task, edition) = find(name)?;
     let file = DataFile::find(folder, &places(name))?;
-    let lines: Vec<Line> = file.lines()?;
+    let lines: Vec<Line> = file.checked_lines(|line: &Line| {
+        let classes = line.all_classes.as_ref().is_some_and(|classes| !classes.is_empty());
+        match task.scoring {
+            _ if line.answers.is_empty() => Some("`answers` is empty: there is nothing to score by"),
+            Scoring::Classification if !classes => {
+                Some("`all_classes` is missing or empty: there is nothing to score by")
+            }
+            _ => None,
+        }
+    })?;
     let taken = spread(lines.len(), limit).map(|index| &lines[index]);
     Ok(TaskData {
         samples: taken.map(|line| sample(task, line, options, text)).collect::<Result<_>>()?,

@@ -11,7 +11,7 @@ pub mod needle;
 pub mod rag;
 pub mod ruler;
 
-pub use load::{LoadedTask, TaskModel, load};
+pub use load::{LoadNotes, LoadedTask, TaskModel, load};
 pub use names::names;
 
 use crate::{Result, Sample, Scoring};

@@ -10,6 +10,9 @@ use crate::{Error, Gold, Result, Sample};
 pub const NEEDLE: &str =
     "\nThe best thing to do in San Francisco is eat a sandwich and sit in Dolores Park on a sunny day.\n";
 
+/// Where the essays lie in the needle's folder of the data.
+const ESSAYS: &str = "PaulGrahamEssays";
+
 /// Protocol of inserting the needle and asking for it. Each uses the chat template, except with a base model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NeedleStyle {
@@ -68,16 +71,24 @@ pub struct Needle {
 }
 
 impl Needle {
-    /// With the essays of a folder (its `PaulGrahamEssays/*.txt`), or with the built-in one.
+    /// With the essays of a folder (its `PaulGrahamEssays/*.txt`), or with the built-in one where there is no such folder.
     ///
     /// # Errors
-    /// If there are none or they cannot be read.
+    /// If the essays' folder has none or they cannot be read.
     pub fn open(data: Option<&Path>) -> Result<Needle> {
-        let essays = match data {
-            Some(folder) => Essays::from_folder(&folder.join("PaulGrahamEssays"))?,
-            None => Essays::built_in(),
-        };
+        let essays = data.map(|folder| folder.join(ESSAYS)).filter(|essays| essays.is_dir());
+        let essays = essays.map_or_else(|| Ok(Essays::built_in()), |essays| Essays::from_folder(&essays))?;
         Ok(Needle { essays })
+    }
+
+    /// Parts of the folder that built-in text stands in for.
+    pub(crate) fn missing(&self) -> &'static [&'static str] {
+        if self.essays.hash.is_none() { &[ESSAYS] } else { &[] }
+    }
+
+    /// BLAKE3 of the essays, hexadecimal, unless they are built in.
+    pub(crate) fn hash(&self) -> Option<String> {
+        self.essays.hash.clone()
     }
 
     /// Which essays these are, for a report.

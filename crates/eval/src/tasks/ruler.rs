@@ -22,6 +22,10 @@ pub use self::task::{QA, RulerOptions, TASKS, Task};
 use super::haystack::Essays;
 use crate::{Error, Result, Sample};
 
+/// Where essays and words lie in RULER's folder of the data.
+const ESSAYS: &str = "PaulGrahamEssays.json";
+const WORDS: &str = "wonderwords";
+
 /// Makes samples of [`TASKS`].
 #[derive(Clone, Debug)]
 pub struct Ruler {
@@ -32,18 +36,14 @@ pub struct Ruler {
 }
 
 impl Ruler {
-    /// With the word lists and essays of a folder (`wonderwords/*list.txt`, `PaulGrahamEssays.json`), or with built-in ones.
+    /// With the word lists (`wonderwords/*list.txt`) and essays (`PaulGrahamEssays.json`) of a folder, or built-in ones where it lacks them.
     ///
     /// # Errors
-    /// If one of them is missing or malformed.
+    /// If one of the lists is missing or the data is malformed.
     pub fn open(data: Option<&Path>) -> Result<Ruler> {
-        let (lexicon, essays) = match data {
-            Some(folder) => (
-                Lexicon::read(&folder.join("wonderwords"))?,
-                Essays::from_json(&folder.join("PaulGrahamEssays.json"))?,
-            ),
-            None => (Lexicon::built_in(), Essays::built_in()),
-        };
+        let part = |name| data.map(|folder| folder.join(name)).filter(|path| path.exists());
+        let lexicon = part(WORDS).map_or_else(|| Ok(Lexicon::built_in()), |folder| Lexicon::read(&folder))?;
+        let essays = part(ESSAYS).map_or_else(|| Ok(Essays::built_in()), |file| Essays::from_json(&file))?;
         let words = essays.text.split_whitespace().map(String::from).collect();
         Ok(Ruler { lexicon, essays, words })
     }
@@ -53,8 +53,21 @@ impl Ruler {
         format!("{}; {}", self.essays.source, self.lexicon.source)
     }
 
-    /// The first `count` samples of a task: each of at most `length` tokens, those of the answer among them. `tokens` counts
-    /// a text's. A sample depends on seed, task, length and its number only, and on what counts tokens.
+    /// Parts of the folder that built-in text stands in for.
+    pub(crate) fn missing(&self) -> Vec<&'static str> {
+        let parts = [(ESSAYS, &self.essays.hash), (WORDS, &self.lexicon.hash)];
+        parts.into_iter().filter(|(_, hash)| hash.is_none()).map(|(part, _)| part).collect()
+    }
+
+    /// BLAKE3 of essays and words, hexadecimal, unless both are built in.
+    pub(crate) fn hash(&self) -> Option<String> {
+        let hashes: Vec<&str> =
+            [&self.essays.hash, &self.lexicon.hash].into_iter().flatten().map(String::as_str).collect();
+        (!hashes.is_empty()).then(|| blake3::hash(hashes.concat().as_bytes()).to_hex().to_string())
+    }
+
+    /// The first `count` samples of a task: each of at most `length` tokens (fewer where [`RulerOptions::room`] is less), those of the answer
+    /// among them. `tokens` counts a text's. A sample depends on seed, task, length and its number only, and on what counts tokens.
     ///
     /// # Errors
     /// If the task does not exist or the length is too short for it.

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use super::super::testing::{Words, data, folder_with};
 use super::*;
-use crate::Scoring;
 
 const LONG: LongBenchOptions =
     LongBenchOptions { max_prompt_tokens: usize::MAX, chunk_tokens: 512, split: Split::Marked };
@@ -87,6 +86,22 @@ fn documents_begin_at_their_markers() {
         let whole = one(name, &parts.concat(), "q", &LongBenchOptions { split: Split::Tokens, ..LONG });
         assert_eq!(whole.documents, [parts.concat()], "{name}");
     }
+}
+
+#[test]
+fn lines_without_what_scores_are_refused_by_their_number() {
+    let bare = |key: &str| {
+        let mut line: serde_json::Value = serde_json::from_str(&line("c", "q")).unwrap();
+        line[key] = serde_json::json!([]);
+        line.to_string()
+    };
+    for (name, key) in [("qasper", "answers"), ("trec", "all_classes"), ("lsht", "all_classes")] {
+        let folder = folder_with(&format!("{name}.jsonl"), &[line("c", "q"), String::new(), bare(key)]);
+        let error = samples(name, folder.path(), None, &LONG, &Words::default()).unwrap_err().to_string();
+        assert!(error.contains(&format!("{name}.jsonl: line 3: `{key}` is ")), "{error}");
+    }
+    let folder = folder_with("qasper.jsonl", &[bare("all_classes")]);
+    assert!(samples("qasper", folder.path(), None, &LONG, &Words::default()).is_ok());
 }
 
 #[test]

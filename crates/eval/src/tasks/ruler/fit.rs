@@ -22,6 +22,8 @@ pub(super) trait Recipe {
 pub(super) struct LengthBudget<'a> {
     task: &'static Task,
     length: usize,
+    /// Tokens that prompt and answer may take, `length` at most.
+    room: usize,
     seed: u64,
     tokens: &'a dyn Fn(&str) -> usize,
     chat: bool,
@@ -38,16 +40,18 @@ impl<'a> LengthBudget<'a> {
         options: &RulerOptions,
     ) -> LengthBudget<'a> {
         let max_tokens = options.max_tokens.unwrap_or(task.tokens_to_generate);
-        LengthBudget { task, length, seed, tokens, chat: options.chat, max_tokens }
+        let room = options.room.map_or(length, |room| room.min(length));
+        LengthBudget { task, length, room, seed, tokens, chat: options.chat, max_tokens }
     }
 
+    /// The length that the task's parameters depend on.
     pub(super) fn length(&self) -> usize {
         self.length
     }
 
     /// How many units every sample begins with.
     pub(super) fn units(&self, recipe: &dyn Recipe) -> Result<usize> {
-        self.largest(recipe, self.length).ok_or_else(|| self.too_short())
+        self.largest(recipe, self.room).ok_or_else(|| self.too_short())
     }
 
     /// The most units whose prompt fits a length, if any does: RULER's binary search, with bounds found by doubling. Each try
@@ -87,7 +91,7 @@ impl<'a> LengthBudget<'a> {
         let mut draw = self.draw(&index.to_string());
         loop {
             let prompt = recipe.prompt(units, &mut draw);
-            if self.size(&prompt) <= self.length {
+            if self.size(&prompt) <= self.room {
                 return Ok(Sample {
                     id: format!("{}-{}-{index}", self.task.name, self.length),
                     chat: self.chat,
@@ -114,9 +118,9 @@ impl<'a> LengthBudget<'a> {
     }
 
     fn too_short(&self) -> Error {
-        let LengthBudget { task, length, max_tokens, .. } = self;
+        let LengthBudget { task, room, max_tokens, .. } = self;
         Error::Invalid(format!(
-            "ruler: {length} tokens are too few for {}, whose answer has {max_tokens} of them: give it more",
+            "ruler: {room} tokens are too few for {}, whose answer has {max_tokens} of them: give it more",
             task.name
         ))
     }
@@ -157,7 +161,7 @@ mod tests {
     }
 
     fn budget(length: usize) -> LengthBudget<'static> {
-        let options = RulerOptions { max_tokens: Some(20), chat: false };
+        let options = RulerOptions { max_tokens: Some(20), ..RulerOptions::default() };
         LengthBudget::new(&QA, length, 1, &|text| text.split_whitespace().count(), &options)
     }
 

@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use super::random::Random;
-use crate::tasks::haystack::read;
 use crate::{Error, Result};
 
 const ADJECTIVES: &str = include_str!("lexicon/adjectives.txt");
@@ -19,19 +18,25 @@ pub(super) struct Lexicon {
     /// Adjectives, nouns and verbs, each once, sorted.
     all: Vec<String>,
     pub(super) source: &'static str,
+    /// BLAKE3 of the lists, hexadecimal; none of built-in ones, which the program's version tells.
+    pub(super) hash: Option<String>,
 }
 
 impl Lexicon {
     pub(super) fn built_in() -> Lexicon {
         let [adjectives, nouns, verbs] = [ADJECTIVES, NOUNS, VERBS].map(lines);
-        Lexicon::new(adjectives, nouns, verbs, "words: built in")
+        Lexicon { hash: None, ..Lexicon::new(adjectives, nouns, verbs, "words: built in") }
     }
 
     /// The lists of the `wonderwords` package.
     pub(super) fn read(folder: &Path) -> Result<Lexicon> {
         let list = |name: &str| {
             let path = folder.join(name);
-            let list = lines(&read(&path)?);
+            let explained = |error| {
+                let what = "`refrain eval fetch` explains where data comes from";
+                Error::data(&path, format!("{error}; {what}"))
+            };
+            let list = lines(&std::fs::read_to_string(&path).map_err(explained)?);
             // Keys that differ have to be found among the pairs.
             if list.len() < 10 { Err(Error::data(path, "fewer than 10 words, one a line")) } else { Ok(list) }
         };
@@ -41,8 +46,10 @@ impl Lexicon {
     }
 
     fn new(adjectives: Vec<String>, nouns: Vec<String>, verbs: Vec<String>, source: &'static str) -> Lexicon {
+        let lists = [&adjectives, &nouns, &verbs].map(|list| list.join("\n")).join("\n\n");
+        let hash = Some(blake3::hash(lists.as_bytes()).to_hex().to_string());
         let all = sorted([&adjectives[..], &nouns[..], &verbs[..]].concat());
-        Lexicon { adjectives, nouns, all, source }
+        Lexicon { adjectives, nouns, all, source, hash }
     }
 
     /// An adjective and a noun.

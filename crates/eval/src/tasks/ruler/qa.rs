@@ -64,10 +64,11 @@ impl Questions {
     }
 
     /// The first `count` samples, or one a question if there are fewer; see [`Ruler::samples`](super::Ruler::samples).
-    /// Each document is one of the sample's documents, with the separator that follows it.
+    /// Each document is one of the sample's documents, with the separator that follows it. Questions whose own documents are longer than
+    /// the length are left out: their numbers in the file are told beside the samples.
     ///
     /// # Errors
-    /// If the length is too short for a question's documents.
+    /// If all questions are too long.
     pub fn samples(
         &self,
         length: usize,
@@ -75,12 +76,23 @@ impl Questions {
         seed: u64,
         tokens: &dyn Fn(&str) -> usize,
         options: &RulerOptions,
-    ) -> Result<Vec<Sample>> {
+    ) -> Result<(Vec<Sample>, Vec<usize>)> {
         let budget = LengthBudget::new(&QA, length, seed, tokens, options);
-        let asked = |question| QuestionPrompt { documents: &self.documents, question };
-        let units = budget.units(&asked(&self.questions[0]))?;
-        let questions = self.questions.iter().take(count).enumerate();
-        questions.map(|(index, question)| budget.sample(&asked(question), units, index)).collect()
+        let (mut samples, mut too_long, mut reason) = (Vec::new(), Vec::new(), None);
+        for (index, question) in self.questions.iter().enumerate() {
+            if samples.len() == count {
+                break;
+            }
+            let asked = QuestionPrompt { documents: &self.documents, question };
+            match budget.units(&asked).and_then(|units| budget.sample(&asked, units, index)) {
+                Ok(sample) => samples.push(sample),
+                Err(error) => {
+                    too_long.push(index + 1);
+                    reason = Some(error);
+                }
+            }
+        }
+        reason.filter(|_| samples.is_empty()).map_or(Ok((samples, too_long)), Err)
     }
 }
 

@@ -42,6 +42,8 @@ pub const QA: Task = Task { name: "qa", scoring: Scoring::MatchPart, tokens_to_g
 pub struct RulerOptions {
     /// New tokens of every task (papers on KV caches: 64); each task's own if there is none.
     pub max_tokens: Option<usize>,
+    /// Most tokens of prompt and answer, where the model's context leaves fewer than the length. A task's parameters are those of the length.
+    pub room: Option<usize>,
     /// Whether the chat template goes around the prompt. It does not count into the length.
     pub chat: bool,
 }

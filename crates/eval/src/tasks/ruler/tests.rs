@@ -30,7 +30,7 @@ fn every_task_fills_its_length_and_says_the_answer() {
     for task in TASKS {
         for length in LENGTHS {
             for max_tokens in [None, Some(64)] {
-                let options = RulerOptions { max_tokens, chat: true };
+                let options = RulerOptions { max_tokens, chat: true, ..RulerOptions::default() };
                 let samples = ruler.samples(task.name, length, 3, 42, &words, &options).unwrap();
                 assert_eq!(samples.len(), 3);
                 for (index, sample) in samples.iter().enumerate() {
@@ -97,7 +97,17 @@ fn what_there_is_not_is_refused() {
             assert!(ask(task.name, length).contains(task.name));
         }
     }
-    assert!(Ruler::open(Some(std::path::Path::new("no such folder"))).is_err());
+}
+
+#[test]
+fn a_prompt_with_less_room_keeps_the_parameters_of_its_length() {
+    let ruler = Ruler::open(None).unwrap();
+    let options = RulerOptions { room: Some(3968), ..RulerOptions::default() };
+    let sample = &ruler.samples("cwe", 4096, 1, 42, &words, &options).unwrap()[0];
+    assert!(words(&text(sample)) + sample.max_tokens <= 3968);
+    assert_eq!((sample.length, sample.id.as_str()), (Some(4096), "cwe-4096-0"));
+    // Ten words ten times, and thirty others three times.
+    assert!(sample.before.contains(" 190. ") && !sample.before.contains(" 191. "));
 }
 
 #[test]
@@ -283,8 +293,9 @@ fn questions_keep_what_supports_them_and_take_others_beside() {
     let (_folder, questions) = questions(&lines.join("\n"));
     let questions = questions.unwrap();
     let count = |length| {
-        let samples = questions.samples(length, 99, 42, &words, &RulerOptions::default()).unwrap();
-        assert_eq!(samples.len(), 20);
+        let (samples, too_long) =
+            questions.samples(length, 99, 42, &words, &RulerOptions::default()).unwrap();
+        assert_eq!((samples.len(), too_long.len()), (20, 0));
         for (i, sample) in samples.iter().enumerate() {
             assert_eq!(sample.id, format!("qa-{length}-{i}"));
             assert!(words(&text(sample)) + 32 <= length);
@@ -369,7 +380,7 @@ fn the_templates_are_those_of_the_data() {
         assert_eq!(sample.answer_prefix, fill(base["answer_prefix"].as_str().unwrap(), &places));
     }
     let hotpotqa = Questions::open(&data.join("rag/hotpotqa_train100.jsonl")).unwrap();
-    let sample = &hotpotqa.samples(4096, 1, 1, &words, &RulerOptions::default()).unwrap()[0];
+    let sample = &hotpotqa.samples(4096, 1, 1, &words, &RulerOptions::default()).unwrap().0[0];
     let (before, question) =
         tasks["base"]["qa"]["template"].as_str().unwrap().split_once("{context}").unwrap();
     assert_eq!(sample.before, before);
