@@ -148,7 +148,10 @@ pub(crate) fn matrix(context: &Context, args: &args::Selection) -> Result<Matrix
         matrix.tasks = args.tasks.iter().map(spec).collect();
     }
     if !args.lengths.is_empty() {
-        matrix.tasks.iter_mut().for_each(|task| task.lengths.clone_from(&args.lengths));
+        // A matrix without a task that has lengths refuses them.
+        let any = matrix.tasks.iter().any(TaskSpec::has_lengths);
+        let sized = matrix.tasks.iter_mut().filter(|task| !any || task.has_lengths());
+        sized.for_each(|task| task.lengths.clone_from(&args.lengths));
     }
     if args.limit.is_some() {
         matrix.limit = args.limit;
@@ -271,7 +274,7 @@ fn one(
         chunk_tokens: engine.settings().chunk_tokens,
     };
     let spinner = context.spinner("making the samples");
-    let (mut jobs, left_out) = load(matrix, &model)?;
+    let (mut jobs, notes) = load(matrix, &model)?;
     spinner.finish_and_clear();
     tell_notes(name, &notes);
     jobs.iter_mut().for_each(|job| name_judge(job, judge));
@@ -310,9 +313,6 @@ fn one(
     Ok(ModelOutcome { whole, tasks: jobs.len(), answers: run.known(name) - before, failed, errors })
 }
 
-/// Where a run is, and the time left by the characters that are answered.
-pub(crate) fn show(bar: &ProgressBar, model: &str, step: RunProgress<'_>, first: usize, started: Instant) {
-    let RunProgress { done, total, failed, task, method } = step;
 /// Tells what is beside the samples of a model.
 pub(crate) fn tell_notes(model: &str, notes: &LoadNotes) {
     if !notes.left_out.is_empty() {
@@ -321,6 +321,9 @@ pub(crate) fn tell_notes(model: &str, notes: &LoadNotes) {
     notes.warnings.iter().for_each(|warning| output::warn(warning));
 }
 
+/// Where a run is, and the time left by the characters that are answered.
+pub(crate) fn show(bar: &ProgressBar, model: &str, step: RunProgress<'_>, first: usize, started: Instant) {
+    let RunProgress { done, total, failed, task, method } = step;
     let rest = left(done - first, total - first, started.elapsed());
     let rest = rest.map_or(String::new(), |rest| format!(", {} left", age(rest.as_secs())));
     let failed = if failed > 0 { format!(", {failed} failed") } else { String::new() };

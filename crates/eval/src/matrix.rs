@@ -112,8 +112,45 @@ pub struct TaskSpec {
     pub file: Option<PathBuf>,
 }
 
+impl TaskSpec {
+    /// Keys that the benchmark reads beside `name`, `limit` and `max_tokens`. A name that does not exist is refused by itself, later.
+    fn keys(&self) -> &'static [&'static str] {
+        match self.name.split_once('/').unwrap_or((&self.name, "")) {
+            ("needle", _) => &["lengths", "depths", "style"],
+            ("ruler", "qa") => &["lengths", "file"],
+            ("ruler", _) => &["lengths"],
+            ("longbench", _) => &["by_tokens"],
+            ("rag", _) => &["file"],
+            _ => &[],
+        }
+    }
+
+    /// Whether the task is generated at lengths.
+    pub fn has_lengths(&self) -> bool {
+        self.keys().contains(&"lengths")
+    }
+
+    /// Refuses keys that say nothing of the task.
+    fn check(&self) -> Result<()> {
+        let given = [
+            ("lengths", !self.lengths.is_empty()),
+            ("depths", self.depths.is_some()),
+            ("style", self.style.is_some()),
+            ("by_tokens", self.by_tokens),
+            ("file", self.file.is_some()),
+        ];
+        let (name, keys) = (&self.name, self.keys());
+        let Some((key, _)) = given.iter().find(|(key, given)| *given && !keys.contains(key)) else {
+            return Ok(());
+        };
+        let known = ["limit", "max_tokens"].iter().chain(keys).map(|key| format!("`{key}`"));
+        let known = known.collect::<Vec<_>>().join(", ");
+        Err(Error::Invalid(format!("{name} has no key `{key}`: leave it out; the task's keys are {known}")))
+    }
+}
+
 impl Matrix {
-    /// Reads a matrix. Relative paths in it start from its folder.
+    /// Reads a matrix. Relative paths in it start from its folder; those of models do where such a file or folder is there.
     ///
     /// # Errors
     /// If the file cannot be read, or is no matrix: naming the line.
@@ -121,6 +158,13 @@ impl Matrix {
         let text = std::fs::read_to_string(path).map_err(|error| Error::data(path, error))?;
         let mut matrix: Matrix = toml::from_str(&text).map_err(|error| Error::data(path, error))?;
         let folder = path.parent().unwrap_or(Path::new(""));
+        for model in &mut matrix.models {
+            let beside = folder.join(&*model);
+            // The name of a known model is no path.
+            if Path::new(&*model).components().count() > 1 && beside.exists() {
+                *model = beside.display().to_string();
+            }
+        }
         let files = matrix.tasks.iter_mut().filter_map(|task| task.file.as_mut());
         files.chain(matrix.data.as_mut()).for_each(|file| *file = folder.join(&*file));
         for prefix in &mut matrix.prefix {
@@ -149,6 +193,12 @@ impl Matrix {
         }
         if self.models.is_empty() {
             return refuse("there is no model; give `models = [..]` in the matrix, or --model");
+        }
+        self.tasks.iter().try_for_each(TaskSpec::check)?;
+        if let Some(folder) = self.data.as_deref().filter(|folder| !folder.is_dir()) {
+            let reason =
+                "there is no such folder of data; `refrain eval fetch` explains where data comes from";
+            return Err(Error::data(folder, reason));
         }
         let zero = |task: &TaskSpec| {
             task.limit == Some(0)
@@ -194,6 +244,12 @@ mod tests {
             (matrix.limit, matrix.forced, matrix.tasks[0].lengths.as_slice()),
             (Some(3), 32, &[512][..])
         );
+        let error = matrix.check().unwrap_err().to_string();
+        assert!(
+            error.contains("data: there is no such folder") && error.contains("refrain eval fetch"),
+            "{error}"
+        );
+        std::fs::create_dir(folder.path().join("data")).unwrap();
         assert!(matrix.check().is_ok());
         assert_eq!(toml::from_str::<Matrix>(&matrix.text()).unwrap(), matrix);
         for (tokens, good) in [(1, false), (15, false), (16, true)] {
@@ -205,5 +261,44 @@ mod tests {
         let error = Matrix::read(&path).unwrap_err().to_string();
         assert!(error.contains("m.toml") && error.contains("method") && error.contains("line 2"), "{error}");
         assert!(Matrix::default().check().unwrap_err().to_string().contains("--tasks"));
+    }
+
+    #[test]
+    fn models_beside_the_matrix_are_paths_and_names_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.toml");
+        for model in ["models/tiny", "smollm2-135m", "hf:org/name"] {
+            std::fs::create_dir_all(folder.path().join(model)).unwrap();
+        }
+        std::fs::remove_dir_all(folder.path().join("hf:org")).unwrap();
+        let models = ["models/tiny", "models/none", "smollm2-135m", "hf:org/name"];
+        std::fs::write(&path, format!("models = {models:?}\n")).unwrap();
+        let beside = folder.path().join("models/tiny").display().to_string();
+        assert_eq!(Matrix::read(&path).unwrap().models, [&[&*beside], &models[1..]].concat());
+    }
+
+    #[test]
+    fn keys_that_a_task_does_not_read_are_refused_by_name() {
+        let check = |text: &str| toml::from_str::<TaskSpec>(text).unwrap().check();
+        for (name, keys) in [
+            ("needle", "lengths = [9]\ndepths = 2\nstyle = 'kvpress'"),
+            ("ruler/vt", "lengths = [9]\nlimit = 1"),
+            ("ruler/qa", "lengths = [9]\nfile = 'x'"),
+            ("longbench/a3", "by_tokens = true\nmax_tokens = 2"),
+            ("rag/x", "file = 'x'"),
+        ] {
+            assert!(check(&format!("name = '{name}'\n{keys}\n")).is_ok(), "{name}");
+        }
+        for (name, key, value) in [
+            ("longbench/hotpotqa", "file", "'x'"),
+            ("longbench/hotpotqa", "lengths", "[9]"),
+            ("longbench/hotpotqa", "style", "'x'"),
+            ("ruler/vt", "depths", "3"),
+            ("needle", "by_tokens", "true"),
+            ("longwriter/en", "lengths", "[9]"),
+        ] {
+            let error = check(&format!("name = '{name}'\n{key} = {value}\n")).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{name} has no key `{key}`")), "{error}");
+        }
     }
 }

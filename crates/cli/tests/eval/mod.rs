@@ -120,7 +120,13 @@ fn what_cannot_be_run_says_what_to_do() {
     run(&[]).failed(1, &["no task", "refrain eval tasks"]);
     run(&["--tasks", "longbench/hotpotqa"]).failed(1, &["--data", "refrain eval fetch"]);
     run(&["--tasks", "longbench/hotpotqa", "--data", "nowhere"])
-        .failed(1, &["hotpotqa.jsonl", "refrain eval fetch"]);
+        .failed(1, &["nowhere: there is no such folder", "refrain eval fetch"]);
+    let data = home.path("data");
+    std::fs::create_dir(&data).unwrap();
+    run(&["--tasks", "longbench/all", "--data", data.to_str().unwrap(), "--max-prompt-tokens", "300"])
+        .failed(1, &[".jsonl", "refrain eval fetch"]);
+    run(&["--tasks", "longbench/hotpotqa", "--lengths", "400"])
+        .failed(1, &["longbench/hotpotqa has no key `lengths`"]);
     run(&["--tasks", "longbench/hotpot"]).failed(1, &["longbench/hotpot", "refrain eval tasks"]);
     run(&["needle"]).failed(1, &["cannot read the matrix needle", "No such file", "--tasks needle"]);
     run(&["--tasks", "needle", "--methods", "a4"]).failed(2, &["a4", "refrain methods"]);
