@@ -96,6 +96,10 @@ pub struct Fidelity {
 pub struct Cost {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
+    /// Parts of the prompt that were prefilled alone within the request, which its time to the first token counts and its charge does not:
+    /// the store had no room for them.
+    #[serde(default)]
+    pub prefilled_chunks: usize,
     /// Those of document chunks.
     pub document_tokens: usize,
     /// Tokens of the answer.
@@ -139,6 +143,7 @@ impl Cost {
         let own = if stats.kv_accounting == "query_head" { group } else { 1 };
         Cost {
             prompt_tokens: stats.prompt_tokens,
+            prefilled_chunks: stats.prefilled_chunks,
             document_tokens: stats.document_tokens,
             answer_tokens: stats.answer_tokens,
             recompute_ratio: stats.recompute_ratio,

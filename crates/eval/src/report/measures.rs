@@ -46,12 +46,13 @@ pub(super) const HIT_RATE_40: Measure =
     measure("hit_rate_40", "Hit rate, 40 tokens", Unit::Percent, Aggregate::Mean(|f| f.hit_rate_40));
 pub(super) const HIT_RATE: Measure =
     measure("hit_rate", "Hit rate, as many as recomputed", Unit::Percent, Aggregate::Mean(|f| f.hit_rate));
-pub(super) const TTFT: Measure = measure("ttft", "TTFT", Unit::Seconds, Aggregate::Median(|c| Some(c.ttft)));
+pub(super) const TTFT: Measure =
+    measure("ttft", "TTFT", Unit::Seconds, Aggregate::Median(|c| timed(c, c.ttft)));
 pub(super) const TTFT_SPEEDUP: Measure = measure(
     "ttft_speedup",
     "TTFT speed-up",
     Unit::Times,
-    Aggregate::Against(|c, vanilla| Some(vanilla.ttft / c.ttft)),
+    Aggregate::Against(|c, vanilla| Some(vanilla.ttft / timed(c, c.ttft)?)),
 );
 pub(super) const TPOT_SPEEDUP: Measure = measure(
     "tpot_speedup",
@@ -63,14 +64,16 @@ pub(super) const RECOMPUTED: Measure = measure(
     "recompute_ratio",
     "Recompute ratio",
     Unit::Percent,
-    Aggregate::Median(|c| Some(c.recompute_ratio)),
+    Aggregate::Median(|c| of_documents(c, c.recompute_ratio)),
 );
 /// Records of earlier programs have no charge: their share of recomputed rows stands for it.
 pub(super) const CHARGED: Measure = measure(
     "charged_ratio",
     "Charged",
     Unit::Percent,
-    Aggregate::Median(|c| Some(if c.charged_ratio > 0.0 { c.charged_ratio } else { c.recompute_ratio })),
+    Aggregate::Median(|c| {
+        of_documents(c, if c.charged_ratio > 0.0 { c.charged_ratio } else { c.recompute_ratio })
+    }),
 );
 pub(super) const KL_FIRST: Measure =
     measure("kl_first", "KL of the first token", Unit::Nats, Aggregate::Mean(|f| Some(f.kl_first)));
@@ -119,12 +122,12 @@ pub(super) const ALL: &[Measure] = &[
     HIT_RATE,
     TTFT,
     TTFT_SPEEDUP,
-    measure("compute_ttft", "", Unit::Seconds, Aggregate::Median(|c| Some(c.compute_ttft))),
+    measure("compute_ttft", "", Unit::Seconds, Aggregate::Median(|c| timed(c, c.compute_ttft))),
     measure(
         "compute_ttft_speedup",
         "",
         Unit::Times,
-        Aggregate::Against(|c, v| Some(v.compute_ttft / c.compute_ttft)),
+        Aggregate::Against(|c, v| Some(v.compute_ttft / timed(c, c.compute_ttft)?)),
     ),
     measure("tpot", "", Unit::Seconds, Aggregate::Median(|c| c.tpot)),
     TPOT_SPEEDUP,
@@ -153,6 +156,16 @@ pub(super) const ALL: &[Measure] = &[
     measure("prompt_tokens", "", Unit::Count, Aggregate::Median(|c| Some(c.prompt_tokens as f64))),
     measure("answer_tokens", "", Unit::Count, Aggregate::Median(|c| Some(c.answer_tokens as f64))),
 ];
+
+/// A time to the first token; none where chunks were prefilled within it.
+fn timed(cost: &Cost, seconds: f64) -> Option<f64> {
+    (cost.prefilled_chunks == 0).then_some(seconds)
+}
+
+/// A share of document tokens; none of a prompt without documents.
+fn of_documents(cost: &Cost, share: f64) -> Option<f64> {
+    (cost.document_tokens > 0).then_some(share)
+}
 
 fn share(part: usize, whole: usize) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)

@@ -325,6 +325,18 @@ pub(super) fn costs_table(
             Some(format!("{} ({})", task_name(data, *task), data.uninformative(model, *task)?))
         })
         .collect();
+    let untimed = |task: usize, variant: usize| {
+        let costs = data.answered(model, task, variant).filter_map(|record| record.cost.as_ref());
+        costs.filter(|cost| cost.prefilled_chunks > 0).count()
+    };
+    let untimed: usize = lines.iter().map(|line| count(line, &untimed)).sum();
+    if untimed > 0 {
+        table.notes.push(format!(
+            "{} no time to the first token: the store in memory had no room for all chunks, and some were prefilled within it. A larger \
+             --memory in a new run has room.",
+            if untimed == 1 { "1 answer has".to_owned() } else { format!("{untimed} answers have") }
+        ));
+    }
     if measures.iter().any(|(measure, _)| matches!(measure.of, Aggregate::Relative))
         && !uninformative.is_empty()
     {

@@ -45,7 +45,13 @@ fn record(model: &str, task: &str, method: &str, sample: usize) -> Record {
             hit_rate_40: Some(0.25),
             ..Fidelity::default()
         }),
-        cost: Some(Cost { ttft: 6.0 / speed, kv_bytes: kv, kv_bytes_full: 1000, ..Cost::default() }),
+        cost: Some(Cost {
+            document_tokens: 100,
+            ttft: 6.0 / speed,
+            kv_bytes: kv,
+            kv_bytes_full: 1000,
+            ..Cost::default()
+        }),
         ..Record::default()
     }
 }
@@ -165,6 +171,51 @@ fn tables_have_what_a_hand_computes() {
     assert_eq!(verdict("FullReuse collapses", "score"), Some("agrees"));
     assert_eq!(verdict("CacheBlend's first token", "TTFT"), Some("agrees"));
     assert_eq!(verdict("A3 is better than PIE", "score"), None);
+}
+
+#[test]
+fn answers_whose_chunks_were_prefilled_within_them_have_no_time() {
+    let (about, mut records) = run();
+    let notes = |records: &[Record]| {
+        let sections = sections(&data::Data::new(&about, records));
+        let summary = *tables(&sections).iter().find(|table| table.title == "All tasks: tiny").unwrap();
+        (cell(summary, "A3", "TTFT").value.clone(), summary.notes.concat())
+    };
+    assert!(!notes(&records).1.contains("no time to the first token"));
+    // The slow ones: what is left is 4 to 7 times as fast.
+    let slow = records.iter_mut().filter(|record| {
+        record.model == "tiny"
+            && record.method == "a3:ratio=0.15"
+            && ["0", "1"].contains(&record.sample.as_str())
+    });
+    slow.for_each(|record| record.cost.as_mut().unwrap().prefilled_chunks = 3);
+    let (speed_up, notes) = notes(&records);
+    assert_eq!(speed_up, "5.50×");
+    assert!(
+        notes.contains("6 answers have no time to the first token") && notes.contains("--memory"),
+        "{notes}"
+    );
+}
+
+#[test]
+fn shares_of_documents_are_of_prompts_that_have_some() {
+    let (about, mut records) = run();
+    for record in &mut records {
+        let Some(cost) = &mut record.cost else { continue };
+        (cost.recompute_ratio, cost.charged_ratio) = (0.5, 1.0);
+        if record.task == "hotpotqa" || record.task == "passage_count" {
+            *cost = Cost { document_tokens: 0, recompute_ratio: 0.0, charged_ratio: 0.0, ..cost.clone() };
+        }
+    }
+    let charged = |records: &[Record]| {
+        let sections = sections(&data::Data::new(&about, records));
+        let summary = *tables(&sections).iter().find(|table| table.title == "All tasks: tiny").unwrap();
+        let charged = summary.columns.iter().any(|column| column.title == "Charged");
+        charged.then(|| cell(summary, "Vanilla", "Charged").value.clone())
+    };
+    assert_eq!(charged(&records).as_deref(), Some("100.0 %"));
+    records.retain(|record| record.task == "hotpotqa");
+    assert_eq!(charged(&records), None);
 }
 
 #[test]
