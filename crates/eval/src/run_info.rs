@@ -70,6 +70,8 @@ impl RunInfo {
                 let is = task.judge.as_deref().unwrap_or("none");
                 return differs(&format!("{} and the judge", task.label()), judge, is);
             }
+            // Answers that are there stay, where a smaller limit asks for fewer.
+            task.samples = task.samples.max(other.samples);
             let notes = other.model_notes.clone().into_iter();
             notes.for_each(|(model, note)| _ = task.model_notes.entry(model).or_insert(note));
         }
@@ -100,8 +102,6 @@ impl RunInfo {
         Ok(changes)
     }
 
-    /// Whether the judge of a record's task, where it has one, took part in the record's scores.
-    pub(crate) fn is_graded(&self, record: &Record) -> bool {
     /// Leaves a task the judge that graded records of it, if any: one that was only asked for binds nobody.
     pub(crate) fn keep_judges_of(&mut self, records: &[Record]) {
         for task in &mut self.tasks {
@@ -110,6 +110,8 @@ impl RunInfo {
         }
     }
 
+    /// Whether the judge of a record's task, where it has one, took part in the record's scores.
+    pub(crate) fn is_graded(&self, record: &Record) -> bool {
         let task = self.tasks.iter().find(|task| task.is_of(record));
         task.is_none_or(|task| task.judge.is_none() || task.judge == record.judge)
     }
@@ -370,6 +372,7 @@ mod tests {
         let task = |model: &str, note: &str| TaskInfo {
             task: "t".to_owned(),
             note: "built-in".to_owned(),
+            samples: note.len(),
             model_notes: [(model.to_owned(), note.to_owned())].into(),
             ..TaskInfo::default()
         };
@@ -377,6 +380,7 @@ mod tests {
         let mut second = run(model("large"), task("large", "cut"));
         second.continue_from(&run(model("small"), task("small", "fitted"))).unwrap();
         assert_eq!((second.models.len(), second.tasks.len()), (2, 1));
+        assert_eq!(second.tasks[0].samples, "fitted".len(), "the larger number");
         assert_eq!(second.tasks[0].notes(Some("small")), "built-in; fitted");
         assert_eq!(second.tasks[0].notes(None), "built-in; large: cut; small: fitted");
     }
