@@ -25,8 +25,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE")]
     questions: Option<PathBuf>,
     /// Most tokens of each answer that are compared
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    tokens: usize,
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+    tokens: u32,
     /// Threads; 0 for one a core
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
@@ -38,7 +38,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let text =
         options.questions.as_ref().map_or_else(|| Ok(QUESTIONS.to_owned()), std::fs::read_to_string)?;
     let questions: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    let (model, tokens) = (options.model.display(), options.tokens);
+    if let Some(file) = options.questions.as_ref().filter(|_| questions.is_empty()) {
+        let file = file.display();
+        anyhow::bail!("{file} has no question: give a file with one a line, or leave --questions out");
+    }
+    let (model, tokens) = (options.model.display(), options.tokens as usize);
     println!("{model}, {} prompts, up to {tokens} tokens of each answer, against f32\n", questions.len());
     println!("| weights | MiB | mean KL | worst prompt | same top token | positions |");
     println!("| --- | ---: | ---: | ---: | ---: | ---: |");
@@ -65,8 +69,11 @@ pub(crate) fn documents(paths: &[PathBuf]) -> Result<Vec<Document>> {
         }
         documents.extend(read.documents);
     }
-    if documents.is_empty() {
+    if paths.is_empty() {
         documents = DOCUMENTS.map(|text| Document { title: String::new(), text: text.to_owned() }).to_vec();
+    }
+    if documents.is_empty() {
+        anyhow::bail!("{paths:?} hold no document: give files or folders that do, or leave --docs out");
     }
     Ok(documents)
 }

@@ -93,3 +93,22 @@ fn kernels_are_measured_against_the_machine() {
     }
     assert!(told["about"]["threads"].as_u64().unwrap() > 0);
 }
+
+#[test]
+fn precision_refuses_what_measures_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (docs, questions) = (folder.path().join("docs"), folder.path().join("questions.txt"));
+    std::fs::create_dir(&docs).unwrap();
+    std::fs::write(&questions, "\n \n").unwrap();
+    let (docs, questions) = (docs.to_str().unwrap(), questions.to_str().unwrap());
+    for (words, told) in [
+        (["--docs", docs], "hold no document"),
+        (["--questions", questions], "questions.txt has no question"),
+        (["--tokens", "0"], "--tokens"),
+    ] {
+        let failed = program().args(["precision", "no model"]).args(words).output().unwrap();
+        let error = String::from_utf8_lossy(&failed.stderr).into_owned();
+        assert!(!failed.status.success() && error.contains(told), "{error}");
+        assert!(failed.stdout.is_empty(), "nothing is measured");
+    }
+}
