@@ -1,6 +1,7 @@
 //! Fidelity of an answer: vanilla's answer as the reference, and others held against it.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use refrain_fusion::Vanilla;
 use refrain_kv::top_k;
@@ -8,7 +9,7 @@ use serde::Serialize;
 
 use super::agreement::Agreement;
 use crate::Result;
-use crate::decode::{DecodeWorkspace, decode_step};
+use crate::decode::{DecodeWorkspace, extend};
 use crate::engine::Engine;
 use crate::generate::{FirstToken, Prefill};
 use crate::prefill::{AttentionCapture, AttentionMap};
@@ -106,17 +107,24 @@ impl Engine {
         let capture = if maps { AttentionCapture::Maps } else { AttentionCapture::Nothing };
         let FirstToken { mut sequence, prefilled, .. } =
             Prefill::start(self, prompt, request, capture, steps)?.run()?;
-        let mut workspace = DecodeWorkspace::default();
+        let (mut workspace, mut stepping, mut steps) = (DecodeWorkspace::default(), Duration::ZERO, 0);
         loop {
             if let Some(finish) = sequence.push_tokens(&mut |_| true) {
                 if let Some(failure) = sequence.take_failure() {
                     return Err(failure);
                 }
                 let logits = std::mem::take(&mut sequence.generator.logits);
-                let answer = sequence.finish(finish, &mut |_| true);
+                let mut answer = sequence.finish(finish, &mut |_| true);
+                // The time a token is that of answers beside the reference: without choosing, text and the logits that are kept.
+                answer.stats.tpot = (steps > 0).then(|| stepping.as_secs_f64() / f64::from(steps));
                 return Ok(Reference { answer, logits, maps: prefilled.maps });
             }
-            decode_step(&mut [&mut sequence], &mut workspace)?;
+            let step = Instant::now();
+            let logits = extend(&mut [&mut sequence.cache], &[sequence.next_token], &mut workspace)?;
+            stepping += step.elapsed();
+            steps += 1;
+            let at = sequence.generator.tokens.len();
+            sequence.next_token = sequence.generator.choose(logits, at);
         }
     }
 }
