@@ -138,7 +138,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// The short form of an stats; `group` is query heads a KV head.
+    /// The costs in the statistics of a request; `group` is query heads a KV head.
     pub fn of(stats: &RequestStats, group: usize) -> Cost {
         let own = if stats.kv_accounting == "query_head" { group } else { 1 };
         Cost {

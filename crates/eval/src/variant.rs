@@ -16,7 +16,7 @@ pub struct Variant {
     pub method: String,
     /// The method.
     pub fusion: Arc<dyn FusionMethod>,
-    /// KvQuantization of the documents in the store.
+    /// How the documents lie in the store.
     pub store_dtype: KvQuantization,
     /// Tokens before every chunk while it is prefilled.
     pub prefix: Prefix,

@@ -31,7 +31,7 @@ pub(super) struct Data<'a> {
 }
 
 impl<'a> Data<'a> {
-    /// Models, tasks and variants are in the order of `about`; those that only records have follow. Aggregate several records of the
+    /// Models, tasks and variants are in the order of `about`; those that only records have follow. Of several records of the
     /// same sample the last counts.
     pub(super) fn new(about: &'a RunInfo, records: &'a [Record]) -> Data<'a> {
         let asked =
