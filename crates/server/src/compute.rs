@@ -125,7 +125,7 @@ impl Compute {
         let key = engine.settings().namespace.clone();
         let grammar_field = if let Job::Generate(job) = &job { job.grammar_field } else { "" };
         let (client, started) = (Client { key, events, deadline, grammar_field, span }, Instant::now());
-        self.shared.metrics.queue_seconds.observe((started - arrived).as_secs_f64());
+        self.shared.metrics.requests.queue_seconds.observe((started - arrived).as_secs_f64());
         match job {
             Job::Ingest(ingest) => {
                 let ingest_span = info_span!(parent: &client.span, "ingest");
@@ -367,7 +367,7 @@ mod tests {
         clients.remove(1);
         compute.prefills[2].client.deadline = Instant::now();
         compute.drop_over();
-        assert_eq!((compute.prefills.len(), shared.metrics.cancelled.get()), (1, 2));
+        assert_eq!((compute.prefills.len(), shared.metrics.requests.cancelled.get()), (1, 2));
         assert_eq!(compute.held().map(|(_, bytes)| bytes).sum::<usize>(), 7);
         let told = clients[1].try_recv().unwrap();
         assert!(matches!(&told, Event::Failed(error) if error.code == Some("timeout")), "{told:?}");

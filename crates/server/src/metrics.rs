@@ -26,67 +26,113 @@ const FIRST_TOKEN: [f64; 22] = [
 const BETWEEN_TOKENS: [f64; 17] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0];
 
+/// A struct of metrics, one a line: its field and type, how it begins where that is not its default, its name behind `refrain_`, and its
+/// help. Its `register` makes them and adds them to a registry.
+macro_rules! metrics {
+    (@new $type:ty) => { <$type>::default() };
+    (@new $type:ty = $initial:expr) => { $initial };
+    ($(#[$attribute:meta])* struct $name:ident {
+        $($vis:vis $field:ident: $type:ty $(= $initial:expr)?, $metric:literal, $help:literal;)*
+    }) => {
+        $(#[$attribute])*
+        #[derive(Clone, Debug)]
+        pub(crate) struct $name {
+            $($vis $field: $type,)*
+        }
+
+        impl $name {
+            pub(crate) fn register(registry: &mut Registry) -> $name {
+                let metrics = $name { $($field: metrics!(@new $type $(= $initial)?),)* };
+                $(registry.register(concat!("refrain_", $metric), $help, metrics.$field.clone());)*
+                metrics
+            }
+        }
+    };
+}
+pub(crate) use metrics;
+
+metrics! {
+    /// Metrics of requests.
+    struct RequestMetrics {
+        pub(crate) running: Gauge, "num_requests_running", "Requests being computed: prompts, ingests and answers";
+        pub(crate) waiting: Gauge, "num_requests_waiting", "Requests in the queue";
+        pub(crate) kv_usage: Gauge<f64, AtomicU64>, "kv_cache_usage_perc", "Used share of the KV cache memory; 1 is all of it";
+        pub(crate) queue_seconds: Histogram = Histogram::new(FIRST_TOKEN), "request_queue_time_seconds", "Time that requests spent in the queue";
+        pub(crate) cancelled: Counter, "request_cancelled", "Requests whose client disconnected, or that timed out";
+        pub(crate) rejected: Counter, "request_rejected", "Requests refused because the queue was full";
+        first_token_seconds: Histogram = Histogram::new(FIRST_TOKEN), "time_to_first_token_seconds", "Time from the arrival of a request to its first token";
+        token_seconds: Histogram = Histogram::new(BETWEEN_TOKENS), "inter_token_latency_seconds", "Time between two tokens of an answer";
+        prompt_tokens: Counter, "prompt_tokens", "Tokens of prompts";
+        generation_tokens: Counter, "generation_tokens", "Tokens of answers";
+        cache_queries: Counter, "prefix_cache_queries", "Prompt tokens looked up in the prefix cache";
+        cache_hits: Counter, "prefix_cache_hits", "Prompt tokens taken over from the prefix cache";
+        cached_tokens: Counter, "cached_tokens", "Prompt tokens whose keys and values came from the prefix cache or from stored chunks";
+        prefix_cache_bytes: Gauge, "prefix_cache_bytes", "Bytes of keys and values in the prefix cache";
+        recomputed_tokens: Counter, "recomputed_tokens", "Document tokens recomputed at the deepest layer";
+        prefilled_chunks: Counter, "prefilled_chunks", "Chunks and system parts that were prefilled alone before an answer";
+        unfetched_chunks: Counter, "unfetched_chunks", "Chunks and system parts that were prefilled alone because fetching them would take longer, or did";
+        bytes_loaded: Counter, "kv_loaded_bytes", "Bytes of keys and values loaded from the chunk store";
+        request_success: Counter, "request_success", "Requests answered";
+        draft_tokens: Counter, "spec_decode_num_draft_tokens", "Tokens proposed from what was said before, and verified";
+        accepted_tokens: Counter, "spec_decode_num_accepted_tokens", "Proposed tokens that were right";
+    }
+}
+
+metrics! {
+    /// Metrics of the chunk store, which are read from it when metrics are requested.
+    struct StoreMetrics {
+        memory_bytes: Gauge, "store_memory_bytes", "Bytes of chunks in memory";
+        disk_bytes: Gauge, "store_disk_bytes", "Bytes of chunks in the folder";
+        memory_hits: Gauge, "store_memory_hits", "Lookups that found their chunk in memory";
+        disk_hits: Gauge, "store_disk_hits", "Lookups that found their chunk in the folder";
+        misses: Gauge, "store_misses", "Lookups that found no chunk";
+        failures: Gauge, "store_load_failures", "Chunk files that were broken or unreadable";
+        evictions: Gauge, "store_evictions", "Chunks evicted for want of room, or expired";
+    }
+}
+
+#[cfg(feature = "remote")]
+metrics! {
+    /// Metrics of the object store.
+    struct RemoteMetrics {
+        pending: Gauge, "store_remote_pending", "Chunks not yet uploaded to the object store";
+        fetched: Gauge, "store_remote_fetched", "Objects fetched from the object store";
+        fetched_bytes: Gauge, "store_remote_fetched_bytes", "Bytes of the objects fetched from the object store";
+        sent: Gauge, "store_remote_sent", "Objects uploaded to the object store";
+        sent_bytes: Gauge, "store_remote_sent_bytes", "Bytes of the objects uploaded to the object store";
+        already_there: Gauge, "store_remote_already_there", "Objects that were to be uploaded and were in the object store";
+        failures: Gauge, "store_remote_failures", "Requests to the object store that failed or timed out";
+        broken: Gauge, "store_remote_broken", "Objects of the object store that were broken";
+        replaced: Gauge, "store_remote_replaced", "Broken objects replaced by whole ones";
+        passed_over: Gauge, "store_remote_passed_over", "Chunks not fetched because computing them was expected to take less time";
+        races_won: Gauge, "store_remote_races_won", "Chunks that came later than expected, and before they were computed beside that";
+        races_lost: Gauge, "store_remote_races_lost", "Chunks that came later than expected, and were computed first";
+    }
+}
+
+metrics! {
+    /// Metrics of the stored documents, which are read from their store when metrics are requested.
+    struct DocumentMetrics {
+        count: Gauge, "documents", "Documents of all namespaces that this server knows";
+        unsent: Gauge, "documents_unsent", "Documents with changes that the object store has not been told";
+        syncs: Gauge, "documents_syncs", "Times that the documents were brought in line with other servers";
+        failures: Gauge, "documents_sync_failures", "Times that this left something to be done";
+        broken: Gauge, "documents_broken_objects", "Objects met that are not the documents of their names";
+        last_sync: Gauge<f64, AtomicU64>, "documents_last_sync_timestamp_seconds", "When the documents were last in line with the object store, seconds since 1970; 0 where they never were";
+    }
+}
+
 /// The metrics of a server. A clone is cheap and counts into the same metrics.
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
     registry: Arc<Registry>,
-    pub(crate) running: Gauge,
-    pub(crate) waiting: Gauge,
-    pub(crate) kv_usage: Gauge<f64, AtomicU64>,
-    pub(crate) queue_seconds: Histogram,
-    pub(crate) cancelled: Counter,
-    pub(crate) rejected: Counter,
-    first_token_seconds: Histogram,
-    token_seconds: Histogram,
-    prompt_tokens: Counter,
-    generation_tokens: Counter,
-    cache_queries: Counter,
-    cache_hits: Counter,
-    cached_tokens: Counter,
-    prefix_cache_bytes: Gauge,
-    recomputed_tokens: Counter,
-    prefilled_chunks: Counter,
-    unfetched_chunks: Counter,
-    bytes_loaded: Counter,
-    request_success: Counter,
-    draft_tokens: Counter,
-    accepted_tokens: Counter,
+    pub(crate) requests: RequestMetrics,
     device: DeviceMetrics,
     store: StoreMetrics,
-    documents: DocumentMetrics,
-    memory: Gauge,
-}
-
-/// Metrics of the chunk store, which are read from it when metrics are requested.
-#[derive(Clone, Debug, Default)]
-struct StoreMetrics {
-    memory_bytes: Gauge,
-    disk_bytes: Gauge,
-    memory_hits: Gauge,
-    disk_hits: Gauge,
-    misses: Gauge,
-    failures: Gauge,
-    evictions: Gauge,
     #[cfg(feature = "remote")]
     remote: RemoteMetrics,
-}
-
-/// Metrics of the object store.
-#[cfg(feature = "remote")]
-#[derive(Clone, Debug, Default)]
-struct RemoteMetrics {
-    pending: Gauge,
-    fetched: Gauge,
-    fetched_bytes: Gauge,
-    sent: Gauge,
-    sent_bytes: Gauge,
-    already_there: Gauge,
-    failures: Gauge,
-    broken: Gauge,
-    replaced: Gauge,
-    passed_over: Gauge,
-    races_won: Gauge,
-    races_lost: Gauge,
+    documents: DocumentMetrics,
+    memory: Gauge,
 }
 
 #[cfg(feature = "remote")]
@@ -111,17 +157,6 @@ impl RemoteMetrics {
     }
 }
 
-/// Metrics of the stored documents, which are read from their store when metrics are requested.
-#[derive(Clone, Debug, Default)]
-struct DocumentMetrics {
-    count: Gauge,
-    unsent: Gauge,
-    syncs: Gauge,
-    failures: Gauge,
-    broken: Gauge,
-    last_sync: Gauge<f64, AtomicU64>,
-}
-
 impl DocumentMetrics {
     fn read(&self, corpus: &Corpus) {
         self.count.set(corpus.documents().count().unwrap_or_default() as i64);
@@ -141,229 +176,18 @@ impl Metrics {
         let mut registry = Registry::default();
         let engine = Info::new(vec![("numerics", numerics.to_owned())]);
         registry.register("refrain_engine", "Precision and kernels of the engine", engine);
-        let device = DeviceMetrics::register(&mut registry, device);
-        macro_rules! metric {
-            ($name:expr, $help:expr, $metric:expr) => {{
-                let metric = $metric;
-                registry.register(concat!("refrain_", $name), $help, metric.clone());
-                metric
-            }};
-        }
-        let store = StoreMetrics {
-            memory_bytes: metric!("store_memory_bytes", "Bytes of chunks in memory", Gauge::default()),
-            disk_bytes: metric!("store_disk_bytes", "Bytes of chunks in the folder", Gauge::default()),
-            memory_hits: metric!(
-                "store_memory_hits",
-                "Lookups that found their chunk in memory",
-                Gauge::default()
-            ),
-            disk_hits: metric!(
-                "store_disk_hits",
-                "Lookups that found their chunk in the folder",
-                Gauge::default()
-            ),
-            misses: metric!("store_misses", "Lookups that found no chunk", Gauge::default()),
-            failures: metric!(
-                "store_load_failures",
-                "Chunk files that were broken or unreadable",
-                Gauge::default()
-            ),
-            evictions: metric!(
-                "store_evictions",
-                "Chunks evicted for want of room, or expired",
-                Gauge::default()
-            ),
-            #[cfg(feature = "remote")]
-            remote: RemoteMetrics {
-                pending: metric!(
-                    "store_remote_pending",
-                    "Chunks not yet uploaded to the object store",
-                    Gauge::default()
-                ),
-                fetched: metric!(
-                    "store_remote_fetched",
-                    "Objects fetched from the object store",
-                    Gauge::default()
-                ),
-                fetched_bytes: metric!(
-                    "store_remote_fetched_bytes",
-                    "Bytes of the objects fetched from the object store",
-                    Gauge::default()
-                ),
-                sent: metric!("store_remote_sent", "Objects uploaded to the object store", Gauge::default()),
-                sent_bytes: metric!(
-                    "store_remote_sent_bytes",
-                    "Bytes of the objects uploaded to the object store",
-                    Gauge::default()
-                ),
-                already_there: metric!(
-                    "store_remote_already_there",
-                    "Objects that were to be uploaded and were in the object store",
-                    Gauge::default()
-                ),
-                failures: metric!(
-                    "store_remote_failures",
-                    "Requests to the object store that failed or timed out",
-                    Gauge::default()
-                ),
-                broken: metric!(
-                    "store_remote_broken",
-                    "Objects of the object store that were broken",
-                    Gauge::default()
-                ),
-                replaced: metric!(
-                    "store_remote_replaced",
-                    "Broken objects replaced by whole ones",
-                    Gauge::default()
-                ),
-                passed_over: metric!(
-                    "store_remote_passed_over",
-                    "Chunks not fetched because computing them was expected to take less time",
-                    Gauge::default()
-                ),
-                races_won: metric!(
-                    "store_remote_races_won",
-                    "Chunks that came later than expected, and before they were computed beside that",
-                    Gauge::default()
-                ),
-                races_lost: metric!(
-                    "store_remote_races_lost",
-                    "Chunks that came later than expected, and were computed first",
-                    Gauge::default()
-                ),
-            },
-        };
-        let documents = DocumentMetrics {
-            count: metric!(
-                "documents",
-                "Documents of all namespaces that this server knows",
-                Gauge::default()
-            ),
-            unsent: metric!(
-                "documents_unsent",
-                "Documents with changes that the object store has not been told",
-                Gauge::default()
-            ),
-            syncs: metric!(
-                "documents_syncs",
-                "Times that the documents were brought in line with other servers",
-                Gauge::default()
-            ),
-            failures: metric!(
-                "documents_sync_failures",
-                "Times that this left something to be done",
-                Gauge::default()
-            ),
-            broken: metric!(
-                "documents_broken_objects",
-                "Objects met that are not the documents of their names",
-                Gauge::default()
-            ),
-            last_sync: metric!(
-                "documents_last_sync_timestamp_seconds",
-                "When the documents were last in line with the object store, seconds since 1970; 0 where they never were",
-                Gauge::default()
-            ),
-        };
+        let device_info = Info::new(vec![("name", device.to_owned())]);
+        registry.register("refrain_device", "The device that computes", device_info);
         let memory = Gauge::default();
-        registry.register(
-            "process_resident_memory_bytes",
-            "Resident memory of the process in bytes",
-            memory.clone(),
-        );
+        let help = "Resident memory of the process in bytes";
+        registry.register("process_resident_memory_bytes", help, memory.clone());
         Metrics {
-            running: metric!(
-                "num_requests_running",
-                "Requests being computed: prompts, ingests and answers",
-                Gauge::default()
-            ),
-            waiting: metric!("num_requests_waiting", "Requests in the queue", Gauge::default()),
-            kv_usage: metric!(
-                "kv_cache_usage_perc",
-                "Used share of the KV cache memory; 1 is all of it",
-                Gauge::default()
-            ),
-            queue_seconds: metric!(
-                "request_queue_time_seconds",
-                "Time that requests spent in the queue",
-                Histogram::new(FIRST_TOKEN)
-            ),
-            cancelled: metric!(
-                "request_cancelled",
-                "Requests whose client disconnected, or that timed out",
-                Counter::default()
-            ),
-            rejected: metric!(
-                "request_rejected",
-                "Requests refused because the queue was full",
-                Counter::default()
-            ),
-            first_token_seconds: metric!(
-                "time_to_first_token_seconds",
-                "Time from the arrival of a request to its first token",
-                Histogram::new(FIRST_TOKEN)
-            ),
-            token_seconds: metric!(
-                "inter_token_latency_seconds",
-                "Time between two tokens of an answer",
-                Histogram::new(BETWEEN_TOKENS)
-            ),
-            prompt_tokens: metric!("prompt_tokens", "Tokens of prompts", Counter::default()),
-            generation_tokens: metric!("generation_tokens", "Tokens of answers", Counter::default()),
-            cache_queries: metric!(
-                "prefix_cache_queries",
-                "Prompt tokens looked up in the prefix cache",
-                Counter::default()
-            ),
-            cache_hits: metric!(
-                "prefix_cache_hits",
-                "Prompt tokens taken over from the prefix cache",
-                Counter::default()
-            ),
-            cached_tokens: metric!(
-                "cached_tokens",
-                "Prompt tokens whose keys and values came from the prefix cache or from stored chunks",
-                Counter::default()
-            ),
-            prefix_cache_bytes: metric!(
-                "prefix_cache_bytes",
-                "Bytes of keys and values in the prefix cache",
-                Gauge::default()
-            ),
-            recomputed_tokens: metric!(
-                "recomputed_tokens",
-                "Document tokens recomputed at the deepest layer",
-                Counter::default()
-            ),
-            prefilled_chunks: metric!(
-                "prefilled_chunks",
-                "Chunks and system parts that were prefilled alone before an answer",
-                Counter::default()
-            ),
-            unfetched_chunks: metric!(
-                "unfetched_chunks",
-                "Chunks and system parts that were prefilled alone because fetching them would take longer, or did",
-                Counter::default()
-            ),
-            bytes_loaded: metric!(
-                "kv_loaded_bytes",
-                "Bytes of keys and values loaded from the chunk store",
-                Counter::default()
-            ),
-            request_success: metric!("request_success", "Requests answered", Counter::default()),
-            draft_tokens: metric!(
-                "spec_decode_num_draft_tokens",
-                "Tokens proposed from what was said before, and verified",
-                Counter::default()
-            ),
-            accepted_tokens: metric!(
-                "spec_decode_num_accepted_tokens",
-                "Proposed tokens that were right",
-                Counter::default()
-            ),
-            device,
-            store,
-            documents,
+            requests: RequestMetrics::register(&mut registry),
+            device: DeviceMetrics::register(&mut registry),
+            store: StoreMetrics::register(&mut registry),
+            #[cfg(feature = "remote")]
+            remote: RemoteMetrics::register(&mut registry),
+            documents: DocumentMetrics::register(&mut registry),
             memory,
             registry: Arc::new(registry),
         }
@@ -371,31 +195,32 @@ impl Metrics {
 
     /// Counts a request whose first token came `time` after its arrival.
     pub(crate) fn first_token(&self, time: Duration, stats: &RequestStats) {
-        self.first_token_seconds.observe(time.as_secs_f64());
-        self.prompt_tokens.inc_by(stats.prompt_tokens as u64);
-        self.cache_queries.inc_by(stats.prompt_tokens as u64);
-        self.cache_hits.inc_by(stats.prefix_tokens as u64);
-        self.cached_tokens.inc_by(stats.found_tokens() as u64);
-        self.recomputed_tokens.inc_by(stats.recomputed_tokens as u64);
-        self.prefilled_chunks.inc_by(stats.prefilled_chunks as u64);
-        self.unfetched_chunks.inc_by(stats.unfetched_chunks as u64);
-        self.bytes_loaded.inc_by(stats.bytes_loaded);
+        let requests = &self.requests;
+        requests.first_token_seconds.observe(time.as_secs_f64());
+        requests.prompt_tokens.inc_by(stats.prompt_tokens as u64);
+        requests.cache_queries.inc_by(stats.prompt_tokens as u64);
+        requests.cache_hits.inc_by(stats.prefix_tokens as u64);
+        requests.cached_tokens.inc_by(stats.found_tokens() as u64);
+        requests.recomputed_tokens.inc_by(stats.recomputed_tokens as u64);
+        requests.prefilled_chunks.inc_by(stats.prefilled_chunks as u64);
+        requests.unfetched_chunks.inc_by(stats.unfetched_chunks as u64);
+        requests.bytes_loaded.inc_by(stats.bytes_loaded);
         self.device.first_token(stats);
     }
 
     /// Counts a request that was answered.
     pub(crate) fn finished(&self, stats: &RequestStats) {
-        self.request_success.inc();
-        self.draft_tokens.inc_by(stats.draft_tokens as u64);
-        self.accepted_tokens.inc_by(stats.accepted_draft_tokens as u64);
+        self.requests.request_success.inc();
+        self.requests.draft_tokens.inc_by(stats.draft_tokens as u64);
+        self.requests.accepted_tokens.inc_by(stats.accepted_draft_tokens as u64);
     }
 
     /// Counts a token; `latency` is the time since the answer's token before it.
     pub(crate) fn token(&self, latency: Option<Duration>) {
         if let Some(latency) = latency {
-            self.token_seconds.observe(latency.as_secs_f64());
+            self.requests.token_seconds.observe(latency.as_secs_f64());
         }
-        self.generation_tokens.inc();
+        self.requests.generation_tokens.inc();
     }
 
     /// All metrics in the text format of OpenMetrics.
@@ -414,13 +239,13 @@ impl Metrics {
         ] {
             gauge.set(value as i64);
         }
-        self.prefix_cache_bytes.set(engine.prefix_cache_bytes() as i64);
+        self.requests.prefix_cache_bytes.set(engine.prefix_cache_bytes() as i64);
         if let Some(bytes) = resident_memory() {
             self.memory.set(bytes);
         }
         #[cfg(feature = "remote")]
         if let Some(remote) = engine.store().remote_stats() {
-            own.remote.set(&remote);
+            self.remote.set(&remote);
         }
         let mut text = String::new();
         // A write to a string does not fail.

@@ -133,7 +133,7 @@ impl Shared {
             let queued = QueuedJob { engine, job, events, arrived, deadline, bytes, span, queue_span };
             queue.jobs.push_back(queued);
         }
-        self.metrics.waiting.set(queue.jobs.len() as i64);
+        self.metrics.requests.waiting.set(queue.jobs.len() as i64);
         drop(queue);
         self.changed.notify_all();
         Ok(())
@@ -156,7 +156,7 @@ impl Shared {
             // Jobs of disconnected clients leave the queue.
             let all = queue.jobs.len();
             queue.jobs.retain(|job| !job.events.is_closed());
-            self.metrics.cancelled.inc_by((all - queue.jobs.len()) as u64);
+            self.metrics.requests.cancelled.inc_by((all - queue.jobs.len()) as u64);
         }
         if queue.jobs.len() + jobs > limit {
             let waiting = queue.jobs.len();
@@ -167,7 +167,7 @@ impl Shared {
 
     /// The refusal of a request for which the queue has no room.
     fn full(&self, queue: &Queue, message: String) -> ApiError {
-        self.metrics.rejected.inc();
+        self.metrics.requests.rejected.inc();
         let seconds = queue.averages.seconds * queue.jobs.len() as f64;
         let error =
             ApiError { code: Some("queue_full"), ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, message) };
@@ -189,7 +189,7 @@ impl Shared {
             let over = job.events.is_closed() || job.deadline <= Instant::now() || self.is_aborted();
             if over {
                 let _ = job.events.send(aborted(job.deadline));
-                self.metrics.cancelled.inc();
+                self.metrics.requests.cancelled.inc();
             }
             !over
         });
@@ -213,7 +213,7 @@ impl Shared {
         let ingest = ingests.min_by_key(|(_, job)| (used(job.key()), running(job))).map(|(index, _)| index);
         let job = question.or(ingest).and_then(|index| queue.jobs.remove(index));
         queue.under_way += usize::from(job.is_some());
-        self.metrics.waiting.set(queue.jobs.len() as i64);
+        self.metrics.requests.waiting.set(queue.jobs.len() as i64);
         job
     }
 
@@ -239,8 +239,8 @@ impl Shared {
 
     /// Tells metrics and those who wait how much is under way.
     pub(crate) fn publish(&self, under_way: usize, kv_bytes: usize) {
-        self.metrics.running.set(under_way as i64);
-        self.metrics.kv_usage.set(kv_bytes as f64 / self.limits.kv_cache_memory_bytes.max(1) as f64);
+        self.metrics.requests.running.set(under_way as i64);
+        self.metrics.requests.kv_usage.set(kv_bytes as f64 / self.limits.kv_cache_memory_bytes.max(1) as f64);
         let mut queue = self.queue();
         let changed = queue.under_way != under_way;
         queue.under_way = under_way;
@@ -377,6 +377,6 @@ mod tests {
         assert_eq!(push(4), Err((400, Some("n".to_owned()))), "it would never have room");
         push(1).unwrap();
         assert_eq!(shared.load().1, 3);
-        assert_eq!(shared.metrics.cancelled.get(), 0);
+        assert_eq!(shared.metrics.requests.cancelled.get(), 0);
     }
 }

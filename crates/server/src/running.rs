@@ -37,7 +37,7 @@ impl Client {
         if !late && !self.events.is_closed() {
             return false;
         }
-        shared.metrics.cancelled.inc();
+        shared.metrics.requests.cancelled.inc();
         let _ = self.events.send(aborted(self.deadline));
         true
     }
@@ -110,7 +110,7 @@ pub(crate) fn finish(shared: &Shared, running: RunningSequence, reason: FinishRe
     drop(decode_span);
     let _entered = span.entered();
     if reason == FinishReason::Cancelled {
-        shared.metrics.cancelled.inc();
+        shared.metrics.requests.cancelled.inc();
         let _ = events.send(aborted(deadline));
         return;
     }
