@@ -27,6 +27,7 @@ mod names;
 mod state;
 mod strings;
 mod tables;
+mod widths;
 
 /// Reads a PDF on a thread of its own, so that neither its depth nor its time are the caller's.
 pub(crate) fn read(bytes: &[u8], stem: &str, origin: Origin) -> Result<Document, ReadError> {

@@ -18,9 +18,9 @@ use hayro_syntax::object::dict::keys::{
 use hayro_syntax::object::{Array, Dict, MaybeRef, Name, ObjRef, Object, Stream};
 use hayro_syntax::page::{Page, Resources};
 
-use super::guard;
 use super::line::{Span, Style};
 use super::state::{Cursor, State};
+use super::{guard, widths};
 use crate::error::ReadError;
 use crate::limits::{
     MAX_FORM_DEPTH, MAX_PAGE_SPANS, MAX_PDF_BYTES, MAX_PDF_OPERATIONS, MAX_SPANS, MAX_TEXT_BYTES,
@@ -242,6 +242,7 @@ impl<'a, 's> Interpreter<'a, 's> {
             let files = [FONT_FILE, FONT_FILE2, FONT_FILE3].map(|key| descriptor.get::<Stream<'_>>(key));
             let maps = [TO_UNICODE, b"Encoding", b"CIDToGIDMap"].map(|key| dict.get::<Stream<'_>>(key));
             files.iter().chain(&maps).flatten().try_for_each(|stream| self.check(stream))?;
+            widths::check(dict)?;
         }
         let style = dict.get::<Name<'_>>(BASE_FONT).map(|base| Style::of(base.as_str())).unwrap_or_default();
         let found = (self.fonts.font(&dict, &self.font_resolver, &self.cmap_resolver), style);

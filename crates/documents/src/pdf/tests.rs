@@ -335,6 +335,37 @@ fn texts_that_stand_apart_are_bounded_within_an_operation() {
     assert!(sent(&file(letters(100).as_bytes(), "", &[]), "name").is_ok());
 }
 
+#[test]
+fn widths_of_fonts_are_bounded() {
+    let read = |font: &str, more: &[&str]| {
+        let more = [&["<<>>", font], more].concat();
+        let bytes = file(b"BT /W 10 Tf 72 700 Td (text) Tj ET", "", &more);
+        let fonts = String::from_utf8(bytes).unwrap().replace("/Font << /F ", "/Font << /W 6 0 R /F ");
+        sent(fonts.as_bytes(), "name")
+    };
+    let is_refused = |font: &str, more: &[&str]| matches!(read(font, more), Err(ReadError::TooLarge { what, .. }) if what.contains("widths"));
+    let simple = |codes: &str| {
+        format!("<< /Type /Font /Subtype /TrueType /BaseFont /Helvetica {codes} /Widths [500] >>")
+    };
+    assert_eq!(read(&simple("/FirstChar 32 /LastChar 32"), &[]).unwrap().text, "text");
+    assert!(is_refused(&simple("/FirstChar 2000000000 /LastChar 2000000000"), &[]));
+    assert!(is_refused(&simple("/FirstChar 7 0 R /LastChar 7 0 R"), &["2000000000"]));
+    let font =
+        "<< /Type /Font /Subtype /Type0 /BaseFont /Foo /Encoding /Identity-H /DescendantFonts [7 0 R] >>";
+    let composite = |widths: &str, more: &str| {
+        let system = "/CIDSystemInfo << /Registry (Adobe) /Ordering (Identity) /Supplement 0 >>";
+        let descendant = format!("<< /Type /Font /Subtype /CIDFontType2 /BaseFont /Foo {system} {widths} >>");
+        is_refused(font, &[&descendant, more])
+    };
+    assert!(!composite("/W [0 [500 600] 2 65000 500] /W2 [0 [1 2 3] 1 65000 1 2 3]", "0"));
+    assert!(composite("/W [0 2147483647 500]", "0"));
+    assert!(composite("/W [0 [500] 0 8 0 R 500]", "2147483647"));
+    assert!(composite("/W2 [0 2147483647 1 2 3]", "0"));
+    // One list may stand at many places.
+    let list = format!("[{}]", "500 ".repeat(40_000));
+    assert!(composite("/W [0 8 0 R 40000 8 0 R]", &list));
+}
+
 /// Lines that all end in a hyphen make one word.
 #[test]
 fn a_word_may_be_parted_on_every_line() {
