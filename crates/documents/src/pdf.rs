@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 use hayro_syntax::{DecryptionError, LoadPdfError, Pdf};
 
@@ -24,26 +25,44 @@ mod interpret;
 mod layout;
 mod line;
 mod names;
+mod search;
 mod state;
 mod strings;
 mod tables;
 mod widths;
 
-/// Reads a PDF on a thread of its own, so that neither its depth nor its time are the caller's.
-pub(crate) fn read(bytes: &[u8], stem: &str, origin: Origin) -> Result<Document, ReadError> {
+/// Reads a PDF on a thread of its own, so that neither its depth nor its time are the caller's. `held` is dropped once the thread
+/// no longer reads, which may be after the time.
+pub(crate) fn read(
+    bytes: &[u8],
+    stem: &str,
+    origin: Origin,
+    held: impl Send + 'static,
+) -> Result<Document, ReadError> {
+    let (bytes, stem) = (bytes.to_vec(), stem.to_owned());
+    within(origin.time(), held, move |stop| parse(bytes, &stem, origin, stop))
+}
+
+fn within<T: Send + 'static>(
+    time: Duration,
+    held: impl Send + 'static,
+    work: impl FnOnce(&Arc<AtomicBool>) -> Result<T, ReadError> + Send + 'static,
+) -> Result<T, ReadError> {
     let stop = Arc::new(AtomicBool::new(false));
     let (sender, receiver) = channel();
-    let (bytes, stem, stopped) = (bytes.to_vec(), stem.to_owned(), Arc::clone(&stop));
+    let stopped = Arc::clone(&stop);
     let thread =
         std::thread::Builder::new().name("pdf".to_owned()).stack_size(PDF_STACK_BYTES).spawn(move || {
+            let done = work(&stopped);
+            drop(held);
             // The receiver is gone where the time was up.
-            let _ = sender.send(parse(bytes, &stem, origin, &stopped));
+            let _ = sender.send(done);
         })?;
-    match receiver.recv_timeout(origin.time()) {
-        Ok(document) => document,
+    match receiver.recv_timeout(time) {
+        Ok(done) => done,
         Err(RecvTimeoutError::Timeout) => {
             stop.store(true, Ordering::Relaxed);
-            Err(ReadError::late(origin.time()))
+            Err(ReadError::late(time))
         }
         Err(RecvTimeoutError::Disconnected) => {
             // The thread ended without an answer: it panicked, which its handle says.
@@ -53,9 +72,28 @@ pub(crate) fn read(bytes: &[u8], stem: &str, origin: Origin) -> Result<Document,
     }
 }
 
-fn parse(mut bytes: Vec<u8>, stem: &str, origin: Origin, stop: &AtomicBool) -> Result<Document, ReadError> {
+/// The bytes of a file, which are gone once reading it is to stop: `hayro-syntax` looks at no flag, and finds no further object then.
+struct Stoppable {
+    bytes: Vec<u8>,
+    stop: Arc<AtomicBool>,
+}
+
+impl AsRef<[u8]> for Stoppable {
+    fn as_ref(&self) -> &[u8] {
+        if self.stop.load(Ordering::Relaxed) { &[] } else { &self.bytes }
+    }
+}
+
+fn parse(
+    mut bytes: Vec<u8>,
+    stem: &str,
+    origin: Origin,
+    stop: &Arc<AtomicBool>,
+) -> Result<Document, ReadError> {
     guard::check_streams(&mut bytes, origin, stop)?;
-    let pdf = Pdf::new(bytes).map_err(|error| match error {
+    search::check(&bytes, stop)?;
+    let bytes = Stoppable { bytes, stop: Arc::clone(stop) };
+    let pdf = Pdf::new(Arc::new(bytes)).map_err(|error| match error {
         LoadPdfError::Decryption(DecryptionError::PasswordProtected) => ReadError::Encrypted,
         LoadPdfError::Decryption(_) => {
             ReadError::Unsupported { format: "this kind of encryption", remedy: "save it without a password" }

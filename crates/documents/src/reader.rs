@@ -80,10 +80,24 @@ const SIGNATURES: [(&[u8], &str); 11] = [
 /// # Errors
 /// If the file cannot be read as its format, is encrypted, has no text, or passes one of the [limits](crate::limits).
 pub fn read(bytes: &[u8], name: &str) -> Result<Vec<Document>, ReadError> {
-    read_of(Origin::Sent, bytes, name)
+    read_holding(bytes, name, ())
 }
 
-fn read_of(origin: Origin, bytes: &[u8], name: &str) -> Result<Vec<Document>, ReadError> {
+/// Reads as [`read`] does, and drops `held` once nothing is read any more: a PDF whose time is up may be read for longer, on a
+/// thread of its own.
+///
+/// # Errors
+/// As for [`read`].
+pub fn read_holding(bytes: &[u8], name: &str, held: impl Send + 'static) -> Result<Vec<Document>, ReadError> {
+    read_of(Origin::Sent, bytes, name, held)
+}
+
+fn read_of(
+    origin: Origin,
+    bytes: &[u8],
+    name: &str,
+    held: impl Send + 'static,
+) -> Result<Vec<Document>, ReadError> {
     if bytes.len() > MAX_FILE_BYTES {
         return Err(ReadError::too_large("file", MAX_FILE_BYTES));
     }
@@ -92,7 +106,7 @@ fn read_of(origin: Origin, bytes: &[u8], name: &str) -> Result<Vec<Document>, Re
         Format::Text => text::document(text::decode(bytes)?, &stem),
         Format::Records => text::records(&text::decode(bytes)?)?,
         Format::Html => vec![html::read(bytes, &stem)?],
-        Format::Pdf => vec![pdf::read(bytes, &stem, origin)?],
+        Format::Pdf => vec![pdf::read(bytes, &stem, origin, held)?],
         Format::Docx => vec![docx::read(bytes, &stem, origin)?],
     };
     if documents.iter().any(|document| document.text.len() > MAX_TEXT_BYTES) {
@@ -162,7 +176,7 @@ fn read_file(path: &Path) -> Result<Vec<Document>, ReadError> {
         return Err(ReadError::too_large("file", MAX_FILE_BYTES));
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    read_of(Origin::Own, &std::fs::read(path)?, &name)
+    read_of(Origin::Own, &std::fs::read(path)?, &name, ())
 }
 
 /// The files that [`read_path`] reads, in the order of their names, and the folders that are not listed: those that cannot be, and links,

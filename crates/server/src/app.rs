@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::gateway::{HeldLog, TENANT_HEADER, signed_tenant};
 use crate::metrics::Metrics;
 use crate::options::{Limits, Options};
-use crate::permits::Permits;
+use crate::permits::{Permit, Permits};
 use crate::queue::MAX_INGESTS;
 use crate::scheduler::Scheduler;
 use crate::tenant::Tenant;
@@ -152,7 +152,7 @@ impl App {
         deadline: Instant,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        spawn_permitted((&self.state.preprocessing, namespace), deadline, work).await
+        spawn_permitted((&self.state.preprocessing, namespace), deadline, |_permit| work()).await
     }
 
     /// Runs `work` of the key with this namespace, which compiles a grammar. Only few grammars are compiled at a time, also when their clients have
@@ -166,11 +166,11 @@ impl App {
         deadline: Instant,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        spawn_permitted((&self.state.compiling, namespace), deadline, work).await
+        spawn_permitted((&self.state.compiling, namespace), deadline, |_permit| work()).await
     }
 
-    /// Runs `work` of the key with this namespace, which reads a file of a request. Only few files are read at a time, also when their clients have
-    /// left, and keys take turns.
+    /// Runs `work` of the key with this namespace, which reads a file of a request and holds its permit until nothing is read any more. Only few files
+    /// are read at a time, also when their clients have left, and keys take turns.
     ///
     /// # Errors
     /// If its turn does not come before `deadline`, or `work` fails.
@@ -178,7 +178,7 @@ impl App {
         &self,
         namespace: &str,
         deadline: Instant,
-        work: impl FnOnce() -> Result<T> + Send + 'static,
+        work: impl FnOnce(Permit) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         spawn_permitted((&self.state.reading, namespace), deadline, work).await
     }
@@ -363,7 +363,7 @@ mod tests {
         let now = Instant::now();
         assert_eq!(app.preprocess("", now, work).await.err(), late, "a permit is free");
         assert_eq!(app.compile_grammar("", now, work).await.err(), late);
-        assert_eq!(app.read_file("", now, work).await.err(), late);
+        assert_eq!(app.read_file("", now, move |_| work()).await.err(), late);
     }
 
     /// Each step of a request waits for a permit. The later ones have what the earlier ones have left of the request's time.

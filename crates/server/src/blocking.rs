@@ -6,7 +6,7 @@ use tokio::time::timeout_at;
 use tracing::Span;
 
 use crate::api_error::{ApiError, Result};
-use crate::permits::Permits;
+use crate::permits::{Permit, Permits};
 
 /// Runs `work` on a thread that may block, within the current span.
 ///
@@ -21,20 +21,17 @@ pub(crate) async fn spawn_blocking<T: Send + 'static>(
 }
 
 /// Runs `work` as [`spawn_blocking`] does once `key` has one of `permits`. Work whose client leaves before, or whose `deadline` has passed,
-/// is not begun; work that has begun goes on, and keeps its permit.
+/// is not begun; work that has begun goes on, and has the permit until it drops it.
 ///
 /// # Errors
 /// If the work does not begin before the deadline, or `work` fails or panics.
 pub(crate) async fn spawn_permitted<T: Send + 'static>(
     (permits, key): (&Permits, &str),
     deadline: Instant,
-    work: impl FnOnce() -> Result<T> + Send + 'static,
+    work: impl FnOnce(Permit) -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let permit =
         timeout_at(deadline.into(), permits.acquire(key)).await.map_err(|_| ApiError::timeout())??;
-    spawn_blocking(move || {
-        let _permit = permit;
-        if Instant::now() >= deadline { Err(ApiError::timeout()) } else { work() }
-    })
-    .await
+    let work = move || if Instant::now() >= deadline { Err(ApiError::timeout()) } else { work(permit) };
+    spawn_blocking(work).await
 }

@@ -97,7 +97,7 @@ pub(super) fn check_streams(bytes: &mut [u8], origin: Origin, stop: &AtomicBool)
 }
 
 /// The error is seen by nobody: that of the time was given before.
-fn check_time(stop: &AtomicBool) -> Result<(), ReadError> {
+pub(super) fn check_time(stop: &AtomicBool) -> Result<(), ReadError> {
     if stop.load(Ordering::Relaxed) { Err(ReadError::late(MAX_TIME)) } else { Ok(()) }
 }
 
@@ -252,6 +252,6 @@ fn check_row(parameters: &Dict<'_>) -> Result<(), ReadError> {
     Ok(())
 }
 
-fn find(bytes: &[u8], word: &[u8]) -> Option<usize> {
+pub(super) fn find(bytes: &[u8], word: &[u8]) -> Option<usize> {
     bytes.windows(word.len()).position(|window| window == word)
 }

@@ -121,6 +121,6 @@ fn unescaped(name: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(plain)
 }
 
-fn is_regular(byte: u8) -> bool {
+pub(super) fn is_regular(byte: u8) -> bool {
     !is_space(byte) && !b"()<>[]{}/%".contains(&byte)
 }

@@ -1,4 +1,5 @@
 use std::io::Write;
+use std::sync::mpsc::Sender;
 
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
@@ -25,7 +26,7 @@ fn file(content: &[u8], dictionary: &str, more: &[&str]) -> Vec<u8> {
 }
 
 fn sent(bytes: &[u8], stem: &str) -> Result<Document, ReadError> {
-    super::read(bytes, stem, Origin::Sent)
+    super::read(bytes, stem, Origin::Sent, ())
 }
 
 fn text(content: &str) -> String {
@@ -316,7 +317,7 @@ fn a_file_whose_encryption_hides_its_objects_is_refused_with_the_remedy() {
         bytes.extend(b"trailer\n<< /Root 1 0 R /Encrypt 8 0 R >>\n");
         let error = sent(&bytes, "name").unwrap_err().to_string();
         assert!(error.contains("qpdf --decrypt"), "{error}");
-        let own = super::read(&bytes, "name", Origin::Own);
+        let own = super::read(&bytes, "name", Origin::Own, ());
         assert!(
             !matches!(own, Err(ReadError::Unsupported { remedy, .. }) if remedy.contains("qpdf")),
             "{own:?}"
@@ -364,6 +365,69 @@ fn widths_of_fonts_are_bounded() {
     // One list may stand at many places.
     let list = format!("[{}]", "500 ".repeat(40_000));
     assert!(composite("/W [0 8 0 R 40000 8 0 R]", &list));
+}
+
+/// A search would read the rest of the file at each word.
+#[test]
+fn objects_without_an_end_are_bounded() {
+    let is_refused = |text: &str| {
+        let bytes = ["%PDF-1.5\n", &text.repeat((1 << 18) / text.len())].concat();
+        search::check(bytes.as_bytes(), &AtomicBool::new(false)).is_err()
+    };
+    for text in [
+        "1 0 obj(\n",
+        "1 0 obj [0 (\n",
+        "1 0 obj % ",
+        "1 % ",
+        "1 0 % ",
+        "<</A (\n",
+        "<</A 0>><</A (\n",
+        "1 0 obj<</A (\n",
+        "<</Type/ObjStm>>% ",
+        "<</Type/ObjStm>>stream\n",
+        "<< /A [ ",
+    ] {
+        assert!(is_refused(text), "{text}");
+    }
+    for text in [
+        "1 0 obj(\\\\)\n",
+        "1 0 obj << /A << /B [(a) <00> << /C (\\() >> % ends\n] >> >> endobj\n",
+        "1 0 obj <</A 1>>stream\n((((endstream endobj\n",
+        "<<<<<<<<<<<<<<<<",
+        "<< ) << } ",
+        "100% 1 0 obj\n",
+    ] {
+        assert!(!is_refused(text), "{text}");
+    }
+    let hostile = ["%PDF-1.5\n", &"1 0 obj(\n".repeat(100_000)].concat();
+    assert!(
+        matches!(sent(hostile.as_bytes(), "name"), Err(ReadError::Malformed { reason, .. }) if reason.contains("do not end"))
+    );
+}
+
+/// What a PDF whose time is up holds is held until nobody reads it any more.
+#[test]
+fn a_late_thread_is_told_to_stop_and_holds_what_it_was_given() {
+    struct Held(Sender<()>);
+    impl Drop for Held {
+        fn drop(&mut self) {
+            let _ = self.0.send(());
+        }
+    }
+    let (dropped, is_dropped) = channel();
+    let (resume, resumed) = channel::<()>();
+    let (bytes, (tell, told)) = (file(b"BT /F 10 Tf 72 700 Td (text) Tj ET", "", &[]), channel());
+    let late = within(Duration::ZERO, Held(dropped), move |stop| {
+        let bytes = Arc::new(Stoppable { bytes, stop: Arc::clone(stop) });
+        let _ = resumed.recv();
+        let _ = tell.send(Pdf::new(bytes).is_ok());
+        Ok(())
+    });
+    assert!(matches!(late, Err(ReadError::TooLarge { what: "time", .. })));
+    assert!(is_dropped.try_recv().is_err());
+    resume.send(()).unwrap();
+    is_dropped.recv().unwrap();
+    assert!(!told.recv().unwrap());
 }
 
 /// Lines that all end in a hyphen make one word.

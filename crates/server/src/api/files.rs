@@ -99,10 +99,7 @@ async fn read_files(app: &App, tenant: &Tenant, (given, mut held): (Vec<Given>, 
             }
             Given::File(file) => {
                 let files = files.clone();
-                let work = move || {
-                    let _files = files;
-                    Ok(file.read())
-                };
+                let work = move |permit| Ok(file.read((permit, files)));
                 match app.read_file(tenant.namespace(), deadline, work).await? {
                     Ok(documents) => {
                         texts += documents.iter().map(text_bytes).sum::<usize>();
@@ -130,11 +127,11 @@ fn text_bytes(document: &Document) -> usize {
 }
 
 impl File {
-    /// The documents of the file, or why it has none.
-    fn read(self) -> std::result::Result<Vec<Document>, FileFailure> {
+    /// The documents of the file, or why it has none. `held` is dropped once nothing is read any more.
+    fn read(self, held: impl Send + 'static) -> std::result::Result<Vec<Document>, FileFailure> {
         let File { name, bytes, title, param } = self;
         let name = plain_name(&name);
-        let message = match refrain::documents::read(&bytes, &name) {
+        let message = match refrain::documents::read_holding(&bytes, &name, held) {
             Ok(documents) if documents.is_empty() => "has no text".to_owned(),
             Ok(mut documents) => {
                 if let ([document], false) = (documents.as_mut_slice(), title.trim().is_empty()) {
