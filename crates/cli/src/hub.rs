@@ -1,15 +1,24 @@
 //! Models of the Hugging Face hub, in its own cache, which other programs share.
 
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
+use download::Downloads;
 use hf_hub::Cache;
-use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
-use indicatif::ProgressBar;
+use hf_hub::api::sync::ApiBuilder;
 use refrain::Address;
+use serde::Deserialize;
 
 use crate::output::{Console, Fail};
+
+mod download;
+
+const CONFIG: &str = "config.json";
+const WEIGHTS: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
 
 /// Longest wait for the hub to accept a connection and answer.
 const REACH: Duration = Duration::from_secs(5);
@@ -28,28 +37,46 @@ pub(crate) struct Fetch<'a>(pub(crate) &'a Address);
 impl Fetch<'_> {
     /// Fetches files that the cache lacks. Returns the file or folder and whether anything was fetched.
     pub(crate) fn pull(&self, console: &Console) -> Result<(PathBuf, bool)> {
-        let mut builder = ApiBuilder::from_env().with_progress(false).with_retries(3);
-        if let Ok(token) = std::env::var("HF_TOKEN") {
-            builder = builder.with_token(Some(token));
-        }
-        let repo = builder.build().map_err(|error| self.explain(error))?.repo(self.0.repo());
-        let wanted = match &self.0.file {
-            Some(file) => vec![file.clone()],
-            None => {
-                let info = repo.info().map_err(|error| self.explain(error))?;
-                wanted(info.siblings.into_iter().map(|sibling| sibling.rfilename).collect())
-            }
-        };
-        if self.0.file.is_none() && !wanted.iter().any(|file| file.ends_with(".safetensors")) {
-            return Err(Fail::new(format!("hf:{} has no safetensors weights", self.0.repository))
-                .hint(format!("for a GGUF file, name it: hf:{}:FILE.gguf", self.0.repository))
-                .into());
-        }
-        let cache = Cache::from_env().repo(self.0.repo());
+        let token = std::env::var("HF_TOKEN").ok().or_else(|| Cache::from_env().token());
+        let api = ApiBuilder::from_env().with_token(token.clone()).build();
+        let api = api.map_err(|error| self.explain(error.into()))?;
+        let (repo, cache) = (api.repo(self.0.repo()), Cache::from_env().repo(self.0.repo()));
+        let downloads = Downloads { console, cache: &cache, token };
         let mut fetched = false;
-        for file in wanted.iter().filter(|file| cache.get(file).is_none()) {
-            self.fetch(console, &repo, file)?;
+        let mut fetch = |file: &str| -> Result<()> {
+            if cache.get(file).is_some() {
+                return Ok(());
+            }
+            console.say(&format!("fetching {file}"));
+            let url = repo.url(file);
+            let download = || downloads.file(&url, file, &api.metadata(&url)?);
             fetched = true;
+            download().map_err(|error| self.explain(error))
+        };
+        match &self.0.file {
+            Some(file) => fetch(file)?,
+            None => {
+                let info = repo.info().map_err(|error| self.explain(error.into()))?;
+                let files: Vec<String> = info.siblings.into_iter().map(|sibling| sibling.rfilename).collect();
+                let lists = |name: &str| files.iter().any(|file| file == name);
+                let weights = if lists(WEIGHTS) {
+                    vec![WEIGHTS.to_owned()]
+                } else if lists(INDEX) {
+                    fetch(INDEX)?;
+                    let index = cache.get(INDEX).context("the cache lost the index of the weights")?;
+                    shards(&index).with_context(|| format!("cannot read {}", index.display()))?
+                } else {
+                    return Err(Fail::new(format!("hf:{} has no safetensors weights", self.0.repository))
+                        .hint(format!("for a GGUF file, name it: hf:{}:FILE.gguf", self.0.repository))
+                        .into());
+                };
+                let others = files.iter().filter(|file| is_beside_weights(file));
+                others.chain(&weights).try_for_each(|file| fetch(file))?;
+                // A folder counts as fetched once it has its configuration.
+                if lists(CONFIG) {
+                    fetch(CONFIG)?;
+                }
+            }
         }
         let path = self
             .0
@@ -58,87 +85,44 @@ impl Fetch<'_> {
         Ok((path, fetched))
     }
 
-    fn fetch(&self, console: &Console, repo: &ApiRepo, file: &str) -> Result<()> {
-        console.say(&format!("fetching {file}"));
-        let bar = console.bar("", "{bytes} of {total_bytes}, {bytes_per_sec}{left}");
-        repo.download_with_progress(file, Bar(&bar)).map_err(|error| self.explain(error))?;
-        bar.finish_and_clear();
-        Ok(())
-    }
-
-    fn explain(&self, error: ApiError) -> anyhow::Error {
-        let text = error.to_string();
+    fn explain(&self, error: anyhow::Error) -> anyhow::Error {
+        // The error of this machine says what to do.
+        if error.is::<Fail>() {
+            return error;
+        }
+        let text = format!("{error:#}");
         let about = format!("cannot fetch hf:{} at revision {}", self.0.repository, self.0.revision);
-        let hint = if text.contains("404") {
+        let hint = if text.contains("status: 404") {
             "is the name right? https://huggingface.co/models lists them"
-        } else if text.contains("401") || text.contains("403") {
+        } else if text.contains("status: 401") || text.contains("status: 403") {
             "private and gated models need a token in HF_TOKEN that may read them"
-        } else if text.contains("Lock") {
-            "another program is fetching it; wait for it, or remove the lock file if there is none"
         } else {
             "is the hub reachable? HF_ENDPOINT names another, HTTPS_PROXY a proxy; `refrain pull --list` shows models \
              that also come from the Python package index"
         };
-        anyhow::Error::new(error).context(Fail::new(about).hint(hint))
+        error.context(Fail::new(about).hint(hint))
     }
 }
 
-/// The files of a repository that make a model.
-fn wanted(files: Vec<String>) -> Vec<String> {
-    let sharded = files.iter().any(|file| file == "model.safetensors.index.json");
-    let part =
-        |file: &str| match file.strip_prefix("model").and_then(|rest| rest.strip_suffix(".safetensors")) {
-            Some(rest) => {
-                if sharded {
-                    rest.starts_with('-')
-                } else {
-                    rest.is_empty()
-                }
-            }
-            None => false,
-        };
-    let wanted = |file: &String| {
-        matches!(file.as_str(), "config.json" | "generation_config.json" | "model.safetensors.index.json")
-            || file.starts_with("tokenizer")
-            || file.starts_with("chat_template")
-            || file == "special_tokens_map.json"
-            || part(file)
-    };
-    files.into_iter().filter(|file| !file.contains('/')).filter(wanted).collect()
+/// Whether a file beside the weights is part of a model.
+fn is_beside_weights(file: &str) -> bool {
+    let is_named = matches!(file, "generation_config.json" | "special_tokens_map.json")
+        || file.starts_with("tokenizer")
+        || file.starts_with("chat_template");
+    is_named && !file.contains('/')
 }
 
-struct Bar<'a>(&'a ProgressBar);
-
-impl hf_hub::api::Progress for Bar<'_> {
-    fn init(&mut self, size: usize, _: &str) {
-        self.0.set_length(size as u64);
-        self.0.set_position(0);
+/// The files that an index of weights names.
+fn shards(index: &Path) -> Result<Vec<String>> {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
     }
-
-    fn update(&mut self, size: usize) {
-        self.0.inc(size as u64);
+    let index: Index = serde_json::from_slice(&fs::read(index)?)?;
+    let shards: BTreeSet<String> = index.weight_map.into_values().collect();
+    let is_plain = |file: &&String| !file.is_empty() && !file.starts_with('.') && !file.contains(['/', '\\']);
+    if let Some(shard) = shards.iter().find(|file| !is_plain(file)) {
+        bail!("the shard '{shard}' is not the name of a file beside it");
     }
-
-    fn finish(&mut self) {}
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_what_makes_a_model_is_fetched() {
-        let files = ["README.md", "config.json", "tokenizer.json", "model.safetensors", "onnx/model.onnx"];
-        let files =
-            |more: &[&str]| files.iter().chain(more).map(|file| (*file).to_owned()).collect::<Vec<_>>();
-        assert_eq!(wanted(files(&[])), ["config.json", "tokenizer.json", "model.safetensors"]);
-        let sharded = wanted(files(&["model-00001-of-00002.safetensors", "model.safetensors.index.json"]));
-        let expected = [
-            "config.json",
-            "tokenizer.json",
-            "model-00001-of-00002.safetensors",
-            "model.safetensors.index.json",
-        ];
-        assert_eq!(sharded, expected);
-    }
+    Ok(shards.into_iter().collect())
 }

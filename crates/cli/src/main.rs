@@ -5,6 +5,7 @@ mod ask;
 mod bench;
 mod calibrate;
 mod chat;
+mod checksum;
 mod config;
 mod documents;
 mod eval;

@@ -1,15 +1,14 @@
 //! `refrain pull`: fetches a model, from the Hugging Face hub first.
 
 use std::fs::{self, File, TryLockError};
-use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use refrain::{Address, KnownModel, known_names};
 use serde_json::json;
-use sha2::{Digest, Sha256};
 
 use crate::args;
+use crate::checksum::checksum;
 use crate::hub::{self, Fetch};
 use crate::models;
 use crate::output::{self, Console, Fail, json_path, print, print_json};
@@ -97,26 +96,4 @@ fn from_hub(console: &Console, known: &KnownModel, part: &Path) -> Result<()> {
         fs::copy(&file, part).with_context(|| format!("cannot write {}", part.display()))?;
     }
     Ok(())
-}
-
-/// SHA-256 of a file, hexadecimal.
-fn checksum(console: &Console, path: &Path) -> Result<String> {
-    let sum = || -> io::Result<String> {
-        let mut file = File::open(path)?;
-        let bar = console.bar("verifying", "{bytes} of {total_bytes}");
-        bar.set_length(file.metadata()?.len());
-        let (mut hasher, mut block) = (Sha256::new(), vec![0; 1 << 20]);
-        loop {
-            match file.read(&mut block)? {
-                0 => break,
-                length => {
-                    hasher.update(&block[..length]);
-                    bar.inc(length as u64);
-                }
-            }
-        }
-        bar.finish_and_clear();
-        Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
-    };
-    sum().with_context(|| format!("cannot read {}", path.display()))
 }

@@ -9,6 +9,7 @@ mod eviction;
 mod install;
 #[cfg(feature = "remote")]
 mod job;
+mod pull;
 mod serve;
 mod sparse;
 mod store;

@@ -1,0 +1,208 @@
+//! `refrain pull hf:`, from a hub that this test plays.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+use super::{Home, Ran};
+
+const REPOSITORY: &str = "hub/hub/models--org--name";
+
+/// A hub that serves one repository.
+struct Hub {
+    url: String,
+    /// The file and first byte of each download.
+    downloads: Arc<Mutex<Vec<(String, usize)>>>,
+}
+
+/// What the hub sends as the rest of a file, or the status of its refusal.
+type Sent = std::result::Result<Vec<u8>, u16>;
+
+impl Hub {
+    /// `etag` is told of a file by its bytes, and `sent` as its rest by the number of the download.
+    fn start(
+        files: &[(&str, Vec<u8>)],
+        etag: impl Fn(&[u8]) -> String + Send + 'static,
+        sent: impl Fn(usize, &[u8]) -> Sent + Send + 'static,
+    ) -> Hub {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let downloads = Arc::new(Mutex::new(Vec::new()));
+        let files: Vec<(String, Vec<u8>)> =
+            files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.clone())).collect();
+        let counted = downloads.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (path, range) = request(stream.as_ref().unwrap());
+                let reply = |head: String, body: &[u8]| {
+                    // The body ends with the connection.
+                    let head = format!("HTTP/1.1 {head}\r\nConnection: close\r\n\r\n");
+                    let _ = stream.as_ref().unwrap().write_all(&[head.as_bytes(), body].concat());
+                };
+                if path.starts_with("/api/") {
+                    let siblings: Vec<_> =
+                        files.iter().map(|(name, _)| json!({ "rfilename": name })).collect();
+                    let info = json!({ "sha": "c0ffee", "siblings": siblings }).to_string();
+                    reply("200 OK".to_owned(), info.as_bytes());
+                    continue;
+                }
+                let name = path.strip_prefix("/org/name/resolve/main/").unwrap();
+                let Some((_, bytes)) = files.iter().find(|(file, _)| file == name) else {
+                    reply("404 Not Found".to_owned(), b"");
+                    continue;
+                };
+                let head = |start: usize, end: usize| {
+                    let (etag, size) = (etag(bytes), bytes.len());
+                    format!(
+                        "206 Partial Content\r\nETag: \"{etag}\"\r\nx-repo-commit: c0ffee\r\nContent-Range: bytes {start}-{end}/{size}"
+                    )
+                };
+                if range == "bytes=0-0" {
+                    reply(head(0, 0), &bytes[..1]);
+                    continue;
+                }
+                let start = range.trim_start_matches("bytes=").trim_end_matches('-').parse().unwrap();
+                let number = {
+                    let mut downloads = counted.lock().unwrap();
+                    downloads.push((name.to_owned(), start));
+                    downloads.len()
+                };
+                match sent(number, &bytes[start..]) {
+                    Ok(body) => reply(head(start, bytes.len() - 1), &body),
+                    Err(status) => reply(format!("{status} Refused"), b""),
+                }
+            }
+        });
+        Hub { url, downloads }
+    }
+
+    fn pull(&self, home: &Home, address: &str) -> Ran {
+        let mut command = home.command(&["pull", address]);
+        Ran::of(command.env("HF_ENDPOINT", &self.url).env("NO_PROXY", "127.0.0.1").output().unwrap())
+    }
+
+    fn downloads(&self) -> Vec<(String, usize)> {
+        self.downloads.lock().unwrap().clone()
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.downloads().into_iter().map(|(name, _)| name).collect()
+    }
+}
+
+/// The path and the range of a request.
+fn request(stream: &TcpStream) -> (String, String) {
+    let (mut path, mut range) = (String::new(), String::new());
+    for line in BufReader::new(stream).lines().map(Result::unwrap).take_while(|line| !line.is_empty()) {
+        if path.is_empty() {
+            line.split(' ').nth(1).unwrap().clone_into(&mut path);
+        } else if let Some((name, value)) = line.split_once(": ")
+            && name.eq_ignore_ascii_case("range")
+        {
+            value.clone_into(&mut range);
+        }
+    }
+    (path, range)
+}
+
+fn sum(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn whole(_: usize, rest: &[u8]) -> Sent {
+    Ok(rest.to_vec())
+}
+
+fn weights() -> Vec<u8> {
+    (0..120_000_u32).map(|n| (n.wrapping_mul(n) >> 7) as u8).collect()
+}
+
+#[test]
+fn an_interrupted_pull_goes_on_where_it_ended() {
+    let (home, bytes) = (Home::new(), weights());
+    let blob = format!("{REPOSITORY}/blobs/{}", sum(&bytes));
+    home.write(&format!("{blob}.part"), &bytes[..50_000]);
+    let hub = Hub::start(&[("model.gguf", bytes.clone())], sum, |number, rest| match number {
+        1 => Err(503),
+        2 => Ok(rest[..rest.len() / 2].to_vec()),
+        _ => Ok(rest.to_vec()),
+    });
+    let path = hub.pull(&home, "hf:org/name:model.gguf").good().out;
+    assert_eq!(std::fs::read(path.trim_end()).unwrap(), bytes);
+    assert_eq!(hub.downloads().iter().map(|(_, start)| *start).collect::<Vec<_>>(), [50_000, 50_000, 85_000]);
+    assert!(home.path(&blob).is_file());
+    assert!(hub.pull(&home, "hf:org/name:model.gguf").good().err.contains("already there"));
+}
+
+#[test]
+fn a_file_with_another_sum_or_length_is_never_taken() {
+    // The start of a file that an earlier version had fetched wrongly.
+    let (home, bytes) = (Home::new(), weights());
+    home.write(&format!("{REPOSITORY}/blobs/{}.part", sum(&bytes)), [7; 50_000]);
+    let hub = Hub::start(&[("model.gguf", bytes.clone())], sum, whole);
+    let path = hub.pull(&home, "hf:org/name:model.gguf").good().out;
+    assert_eq!(std::fs::read(path.trim_end()).unwrap(), bytes);
+    let short = |_: usize, rest: &[u8]| Ok(rest[..rest.len() / 2].to_vec());
+    let other = |_: usize, rest: &[u8]| Ok(vec![7; rest.len()]);
+    let refused = [
+        (
+            Hub::start(&[("model.gguf", bytes.clone())], |_| "abc123".to_owned(), short),
+            "60000 of 120000 bytes",
+        ),
+        (Hub::start(&[("model.gguf", bytes.clone())], sum, other), "SHA-256"),
+    ];
+    for (hub, reason) in refused {
+        let home = Home::new();
+        hub.pull(&home, "hf:org/name:model.gguf").failed(1, &["hf:org/name", reason]);
+        assert!(!home.path(&format!("{REPOSITORY}/snapshots/c0ffee/model.gguf")).exists());
+    }
+}
+
+#[test]
+fn a_hub_cannot_write_outside_its_cache() {
+    let home = Home::new();
+    let hub = Hub::start(&[("model.gguf", weights())], |_| "../../../escaped".to_owned(), whole);
+    hub.pull(&home, "hf:org/name:model.gguf").failed(1, &["etag", "../../../escaped"]);
+    assert!(!home.path("hub/escaped").exists() && hub.downloads().is_empty());
+    let index = json!({ "weight_map": { "x": "../x.safetensors" } }).to_string();
+    let files = [("config.json", b"{}".to_vec()), ("model.safetensors.index.json", index.into())];
+    Hub::start(&files, sum, whole).pull(&home, "hf:org/name").failed(1, &["../x.safetensors"]);
+}
+
+#[test]
+fn a_cache_that_takes_no_files_is_told_from_a_hub_that_sends_none() {
+    let home = Home::new();
+    home.write(REPOSITORY, "a file where the folder belongs");
+    let hub = Hub::start(&[("model.gguf", weights())], sum, whole);
+    hub.pull(&home, "hf:org/name:model.gguf").failed(1, &["cannot write", "HF_HOME"]);
+}
+
+#[test]
+fn the_weights_of_a_folder_are_those_that_it_would_be_opened_with() {
+    let index = json!({ "weight_map": { "x": "model.safetensors-00001-of-00002", "y": "b.safetensors" } })
+        .to_string();
+    let mut files = vec![
+        ("README.md", b"x".to_vec()),
+        ("b.safetensors", b"b".to_vec()),
+        ("c.safetensors", b"c".to_vec()),
+        ("config.json", b"{}".to_vec()),
+        ("model.safetensors-00001-of-00002", b"a".to_vec()),
+        ("model.safetensors.index.json", index.into_bytes()),
+        ("onnx/tokenizer.json", b"{}".to_vec()),
+        ("tokenizer.json", b"{}".to_vec()),
+    ];
+    let hub = Hub::start(&files, sum, whole);
+    let folder = hub.pull(&Home::new(), "hf:org/name").good().out;
+    assert!(folder.trim_end().ends_with("snapshots/c0ffee"), "{folder}");
+    let shards = ["tokenizer.json", "b.safetensors", "model.safetensors-00001-of-00002", "config.json"];
+    assert_eq!(hub.names(), [&["model.safetensors.index.json"], &shards[..]].concat());
+    files.push(("model.safetensors", b"a".to_vec()));
+    let hub = Hub::start(&files, sum, whole);
+    hub.pull(&Home::new(), "hf:org/name").good();
+    assert_eq!(hub.names(), ["tokenizer.json", "model.safetensors", "config.json"]);
+    let hub = Hub::start(&files[..2], sum, whole);
+    hub.pull(&Home::new(), "hf:org/name").failed(1, &["no safetensors weights", "FILE.gguf"]);
+}
