@@ -24,8 +24,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "PATH")]
     docs: Vec<PathBuf>,
     /// Most tokens of the answer whose logits are compared
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    tokens: usize,
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+    tokens: u32,
     /// Fails where logits are further apart: the greatest difference over the greatest logit, in bf16; in f32 a hundredth of it
     #[arg(long, value_name = "SHARE", default_value_t = 0.05)]
     within: f64,
@@ -48,7 +48,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let cpu = open(options, DeviceChoice::Cpu, *precision)?;
         let device = open(options, options.device, *precision)?;
         let prompt = cpu.prompt(&documents, "What are these documents about?", &Default::default())?;
-        let found = device.agreement_with(&cpu, &prompt, options.tokens)?;
+        let found = device.agreement_with(&cpu, &prompt, options.tokens as usize)?;
         let precision = device.decoder().precision();
         let Agreement { kl, apart, top1, positions, .. } = found;
         let name = device.decoder().device().name();

@@ -64,13 +64,13 @@ impl From<Softmax> for QuestionScore {
 }
 
 /// The part of a layer that [`question_attention`] reads.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct QuestionKeys<'a> {
     /// Attention of queries, of which those of the question come last, over keys of the whole prompt. The rows that attend
     /// and the slots that they see are left open.
     pub attention: CachedAttention<'a>,
-    /// Positions that a row sees at most, its own included.
-    pub window: Option<usize>,
+    /// First slot that the layer's window leaves each row of the question; empty where there is no window.
+    pub starts: Vec<u32>,
 }
 
 impl<'a> QuestionKeys<'a> {
@@ -81,10 +81,10 @@ impl<'a> QuestionKeys<'a> {
         CachedAttention { first_row, visible, precision, ..self.attention }
     }
 
-    /// The first position from `start` on that the row at `position` sees.
-    fn first(&self, start: u32, position: u32) -> u32 {
-        let window = self.window.map_or(u32::MAX, |window| window as u32);
-        start.max((position + 1).saturating_sub(window))
+    /// The first slot from `start` on that the row at slot `row` sees, of a question whose last row is at `last`.
+    fn first(&self, start: u32, row: u32, last: u32) -> u32 {
+        let behind = (last - row) as usize;
+        self.starts.len().checked_sub(behind + 1).map_or(start, |at| start.max(self.starts[at]))
     }
 }
 
@@ -106,9 +106,10 @@ pub fn question_attention(
         Rows::Last => Span { start: question.end - 1, ..question },
     };
     let first = if softmax == Softmax::Prompt { 0 } else { documents.start };
+    let from = |j: u32| keys.first(first, j, question.end - 1);
     let seen = |j: u32| match softmax {
-        Softmax::Documents => (keys.first(first, j).min(documents.end), documents.end),
-        _ => (keys.first(first, j), j + 1),
+        Softmax::Documents => (from(j).min(documents.end), documents.end),
+        _ => (from(j), j + 1),
     };
     // Later rows see less of the documents; those beyond whose window all of them lie count nothing.
     let visible: Vec<(u32, u32)> = rows.positions().map(seen).take_while(|(from, to)| from < to).collect();
@@ -156,7 +157,8 @@ pub fn question_map(
     question: Span,
 ) -> Vec<f32> {
     let (rows, columns, all) = (question.len(), documents.len(), question.range().end);
-    let visible: Vec<(u32, u32)> = question.positions().map(|j| (keys.first(0, j), j + 1)).collect();
+    let last = question.end - 1;
+    let visible: Vec<(u32, u32)> = question.positions().map(|j| (keys.first(0, j, last), j + 1)).collect();
     let mut weights = vec![0.0; keys.attention.kv_heads * rows * all];
     device.row_weights(&keys.rows(device, &visible, 0), 0..all, &mut weights);
     let mut map = vec![0.0; rows * columns];
@@ -196,6 +198,11 @@ mod tests {
 
     use super::*;
 
+    /// First slots of the question's rows in a window.
+    fn starts(question: Span, window: usize) -> Vec<u32> {
+        question.positions().map(|row| (row + 1).saturating_sub(window as u32)).collect()
+    }
+
     #[test]
     fn smoothing_divides_by_the_taps_also_at_the_edges() {
         assert_eq!(smooth(&[5.0, 0.0, 0.0, 10.0], 5), [1.0, 3.0, 3.0, 2.0]);
@@ -225,7 +232,7 @@ mod tests {
             scale: (d as f32).sqrt().recip(),
             precision: Precision::F32,
         };
-        let keys = QuestionKeys { attention, window: Some(window) };
+        let keys = QuestionKeys { attention, starts: starts(question, window) };
         let got = question_map(&cpu, &keys, documents, question);
         for j in question.range() {
             let first = (j + 1).saturating_sub(window);
@@ -280,7 +287,8 @@ mod tests {
         };
         // With a window of 5 the first row sees some documents, and with one of 2 the last row sees none.
         for window in [n, 5, 2] {
-            let keys = QuestionKeys { attention, window: (window < n).then_some(window) };
+            let starts = if window < n { starts(question, window) } else { Vec::new() };
+            let keys = QuestionKeys { attention, starts };
             for softmax in [Softmax::PerHead, Softmax::Documents, Softmax::Prompt] {
                 for rows in [Rows::Question, Rows::Last] {
                     for aggregation in [Aggregation::Mean, Aggregation::L2, Aggregation::Max] {
@@ -339,7 +347,7 @@ mod tests {
             scale: 2f32.sqrt().recip(),
             precision: Precision::F32,
         };
-        let keys = QuestionKeys { attention, window: None };
+        let keys = QuestionKeys { attention, starts: Vec::new() };
         let got =
             question_attention(&cpu, &keys, Span::new(1, 3), Span::new(3, 5), Softmax::Concatenated.into());
         let mut expected = [0f64; 2];

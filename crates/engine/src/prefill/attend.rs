@@ -230,8 +230,8 @@ impl PassLayers {
         selected.set_question_mask(layer, tokens);
         if final_pass {
             if context.capture != AttentionCapture::Nothing {
-                let (spans, positions) = selected.capture_spans(layout, layer);
-                self.capture(layer, tokens, (&kept.cache, kept.slots), spans, Some(&positions));
+                let (slots, spans, positions) = selected.capture_spans(layout, layer);
+                self.capture(layer, tokens, (&kept.cache, kept.slots), spans, Some((slots, &positions)));
             }
             if let Some(answer) = &mut self.answer {
                 selected.show_answer_cache(&context, layer, tokens, &kept, answer.as_cache());

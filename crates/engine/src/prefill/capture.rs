@@ -30,17 +30,20 @@ pub(crate) struct AttentionMap {
     weights: Vec<f32>,
 }
 
-/// Queries of the projected tokens, of which those of the question come last, with the keys of `layer` that they see.
+/// Queries of the projected tokens, of which those of the question come last, with the keys of `layer` that they see. `slot` is the number of
+/// tokens in `cache` before a position.
 pub(crate) fn question_keys<'a>(
     tokens: &'a ActiveTokens,
-    cache: &'a LayerCache,
-    capacity: usize,
+    (cache, capacity): (&'a LayerCache, usize),
     layer: usize,
+    slot: impl Fn(u32) -> u32,
 ) -> stats::QuestionKeys<'a> {
     let (decoder, queries) = (&tokens.decoder, (&tokens.work.q, 0));
+    let window = decoder.config().layers[layer].window.map(|window| window as u32);
+    let starts = |window| tokens.positions.iter().map(|row| slot((row + 1).saturating_sub(window))).collect();
     stats::QuestionKeys {
         attention: attention(decoder, layer, (cache, capacity), queries, &[]),
-        window: decoder.config().layers[layer].window,
+        starts: window.map(starts).unwrap_or_default(),
     }
 }
 

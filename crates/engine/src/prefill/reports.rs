@@ -10,6 +10,7 @@ use super::capture::{AttentionCapture, AttentionMap, EXPLAIN_LAYER, question_key
 use super::layers::PassLayers;
 use super::reuse::Segment;
 use crate::Result;
+use crate::cache::SlotMap;
 use crate::forward::ActiveTokens;
 
 impl PassLayers {
@@ -26,7 +27,7 @@ impl PassLayers {
         let layout = &self.context.inputs.layout;
         let question_attention = match (needs.question_attention, cache) {
             (Some(score), Some(cache)) => {
-                let keys = question_keys(tokens, cache, self.prompt_capacity(), layer);
+                let keys = question_keys(tokens, (cache, self.prompt_capacity()), layer, |position| position);
                 stats::question_attention(tokens.device(), &keys, layout.documents(), layout.question, score)
             }
             _ => Vec::new(),
@@ -98,17 +99,19 @@ impl PassLayers {
         &mut self,
         layer: usize,
         tokens: &ActiveTokens,
-        (cache, capacity): (&LayerCache, usize),
+        cache: (&LayerCache, usize),
         (documents, question): (Span, Span),
-        kept: Option<&[usize]>,
+        kept: Option<(&SlotMap, &[usize])>,
     ) {
         let layout = &self.context.inputs.layout;
         let started = Instant::now();
         let device = tokens.device();
         let all = layout.documents().len();
+        let (slots, kept) = kept.unzip();
+        let slot = |position| slots.map_or(position, |slots| slots.before(position));
         match self.context.capture {
             AttentionCapture::Explain if layer == EXPLAIN_LAYER.min(layout.layers - 1) => {
-                let keys = question_keys(tokens, cache, capacity, layer);
+                let keys = question_keys(tokens, cache, layer, slot);
                 let found = stats::question_attention(
                     device,
                     &keys,
@@ -124,7 +127,7 @@ impl PassLayers {
                 self.stats.attention = Some(kept.map(spread).unwrap_or(found));
             }
             AttentionCapture::Maps if all > 0 => {
-                let keys = question_keys(tokens, cache, capacity, layer);
+                let keys = question_keys(tokens, cache, layer, slot);
                 let map = AttentionMap::of(device, &keys, (documents, question));
                 self.stats.maps.push(kept.map_or(map.clone(), |kept| map.spread(kept, all)));
                 self.stats.capturing += started.elapsed();

@@ -301,15 +301,19 @@ impl SelectedLayers {
         stats.count_layer(tokens.decoder.config(), 0, 0, visible_keys(&tokens.visible[first..]));
     }
 
-    /// Slots of documents and question in the cache of the tokens that the question sees, and the kept document tokens,
-    /// counted from the first document token.
-    pub(crate) fn capture_spans(&self, layout: &PromptLayout, layer: usize) -> ((Span, Span), Vec<usize>) {
+    /// The tokens that the question sees, the slots of documents and question among them, and the kept document tokens, counted from the
+    /// first document token.
+    pub(crate) fn capture_spans(
+        &self,
+        layout: &PromptLayout,
+        layer: usize,
+    ) -> (&SlotMap, (Span, Span), Vec<usize>) {
         let (slots, system) = (&self.slots[layer].question, layout.system.len());
         let question = slots.len() - layout.question.len();
         let spans = (Span::new(system, question), Span::new(question, slots.len()));
         let positions = slots.spans().iter().flat_map(|span| span.positions()).skip(system);
         let kept = positions.take(spans.0.len()).map(|p| (p - layout.system.end) as usize).collect();
-        (spans, kept)
+        (slots, spans, kept)
     }
 
     /// Shows the kept tokens of a layer to the cache that decoding goes on in.

@@ -673,6 +673,13 @@ fn a_policy_with_room_leaves_windows_as_they_are() {
     let full = forced(&engine, &prompt, &method, Eviction::full());
     let roomy = POLICIES.parse("snap_kv:capacity=400,window=6").unwrap();
     close(&forced(&engine, &prompt, &method, &roomy), &full);
+    // The question's first row, at 295, sees from 96 on.
+    let sampling = Sampling { max_tokens: 1, ..Sampling::default() };
+    let request = GenerateRequest { explain: true, ..GenerateRequest::new(Arc::new(method), sampling) };
+    let explanation = engine.answer(&prompt, &request, |_| true).unwrap().explanation.unwrap();
+    let shares: Vec<f32> = explanation.chunks.iter().flat_map(|chunk| chunk.shares.clone()).collect();
+    let (beyond, within) = shares.split_at(96 - 5);
+    assert!(beyond.iter().all(|share| *share == 0.0) && within.iter().any(|share| *share > 0.0));
 }
 
 #[test]
