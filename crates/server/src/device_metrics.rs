@@ -7,7 +7,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use refrain::engine::{Engine, RequestStats};
 
-use crate::metrics::metrics;
+use crate::metric_declarations::metrics;
 
 /// Seconds, summed up.
 type Seconds = Counter<f64, AtomicU64>;

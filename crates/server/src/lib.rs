@@ -20,6 +20,7 @@ mod gateway;
 mod ingest;
 mod job;
 mod listener;
+mod metric_declarations;
 mod metrics;
 mod options;
 mod origin;

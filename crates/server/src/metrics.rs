@@ -16,6 +16,7 @@ use refrain::engine::{Engine, RequestStats};
 use refrain::store::RemoteStats;
 
 use crate::device_metrics::DeviceMetrics;
+use crate::metric_declarations::metrics;
 
 /// vLLM's buckets of the time to the first token, in seconds.
 const FIRST_TOKEN: [f64; 22] = [
@@ -25,31 +26,6 @@ const FIRST_TOKEN: [f64; 22] = [
 /// vLLM's buckets of the time between tokens, in seconds.
 const BETWEEN_TOKENS: [f64; 17] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0];
-
-/// A struct of metrics, one a line: its field and type, how it begins where that is not its default, its name behind `refrain_`, and its
-/// help. Its `register` makes them and adds them to a registry.
-macro_rules! metrics {
-    (@new $type:ty) => { <$type>::default() };
-    (@new $type:ty = $initial:expr) => { $initial };
-    ($(#[$attribute:meta])* struct $name:ident {
-        $($vis:vis $field:ident: $type:ty $(= $initial:expr)?, $metric:literal, $help:literal;)*
-    }) => {
-        $(#[$attribute])*
-        #[derive(Clone, Debug)]
-        pub(crate) struct $name {
-            $($vis $field: $type,)*
-        }
-
-        impl $name {
-            pub(crate) fn register(registry: &mut Registry) -> $name {
-                let metrics = $name { $($field: metrics!(@new $type $(= $initial)?),)* };
-                $(registry.register(concat!("refrain_", $metric), $help, metrics.$field.clone());)*
-                metrics
-            }
-        }
-    };
-}
-pub(crate) use metrics;
 
 metrics! {
     /// Metrics of requests.

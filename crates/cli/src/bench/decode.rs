@@ -7,7 +7,8 @@ use serde_json::json;
 
 use super::curves::{Chart, Curve};
 use super::measurement::Spread;
-use super::policies::{PolicySetup, check_csv, engine, prompts, title, write_csv};
+use super::policies::{PolicySetup, check_csv, prompts, title, write_csv};
+use super::prompts::engine;
 use crate::args;
 use crate::methods::{self, Policy};
 use crate::output::{Fail, bytes, number, print, print_json, seconds};

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::curves::{Chart, Curve};
-use super::policies::{PolicySetup, answer, check_csv, engine, prompts, title, write_csv};
+use super::policies::{PolicySetup, answer, check_csv, prompts, title, write_csv};
+use super::prompts::engine;
 use crate::args;
 use crate::machine::resident_memory;
 use crate::methods::{self, Method, Policy};

@@ -1,10 +1,8 @@
-//! Engine, prompts, answers and reports of the benchmarks of eviction policies.
+//! Prompts, answers and reports of the benchmarks of eviction policies.
 
 use anyhow::{Context as _, Result};
-use refrain::engine::{Engine, GenerateRequest, Instructions, Prompt, Sampling, TokenEvent};
-use refrain::store::Store;
+use refrain::engine::{Engine, GenerateRequest, Prompt, Sampling, TokenEvent};
 use serde::Serialize;
-use tempfile::TempDir;
 
 use super::curves::{self, Chart};
 use super::measurement::Setup;
@@ -16,18 +14,6 @@ use crate::settings::Context;
 /// Name of a policy's curve: its specification, which tells policies of one name apart by their options.
 pub(super) fn title(policy: &Policy) -> String {
     if policy.spec == "full" { "full attention".to_owned() } else { policy.spec.clone() }
-}
-
-/// The engine on a temporary store, which is removed with the folder.
-pub(super) fn engine(context: &Context) -> Result<(Engine, TempDir)> {
-    let folder = tempfile::Builder::new()
-        .prefix("refrain-bench-")
-        .tempdir()
-        .context("cannot make a folder for the chunks of this benchmark")?;
-    Ok((
-        context.engine_on(Store::open(folder.path(), context.global.memory)?, &Instructions::default())?,
-        folder,
-    ))
 }
 
 /// Prompts of these lengths for answers of `tokens` tokens.

@@ -1,12 +1,15 @@
-//! Documents, questions and prompts that benchmarks measure with.
+//! Engine, documents, questions and prompts that benchmarks measure with.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
-use refrain::engine::{Document, Engine, Prompt, PromptChunk};
+use refrain::engine::{Document, Engine, Instructions, Prompt, PromptChunk};
+use refrain::store::Store;
+use tempfile::TempDir;
 
 use crate::documents::read_documents;
 use crate::output::{Console, Fail};
+use crate::settings::Context;
 
 const DOCUMENTS: [&str; 3] = [
     include_str!("../../../../examples/docs/drive/chain.md"),
@@ -15,6 +18,18 @@ const DOCUMENTS: [&str; 3] = [
 ];
 /// Questions about [`DOCUMENTS`], one a line.
 const QUESTIONS: &str = include_str!("../../../../examples/questions-drive.txt");
+
+/// The engine on a temporary store, which is removed with the folder.
+pub(super) fn engine(context: &Context) -> Result<(Engine, TempDir)> {
+    let folder = tempfile::Builder::new()
+        .prefix("refrain-bench-")
+        .tempdir()
+        .context("cannot make a folder for the chunks of this benchmark")?;
+    Ok((
+        context.engine_on(Store::open(folder.path(), context.global.memory)?, &Instructions::default())?,
+        folder,
+    ))
+}
 
 /// Documents of files and folders; the built-in ones if there are no paths.
 pub(super) fn documents(paths: &[PathBuf]) -> Result<Vec<Document>> {

@@ -4,14 +4,14 @@ use std::hint::black_box;
 use std::thread;
 use std::time::Instant;
 
-use anyhow::{Context as _, Result};
-use refrain::engine::{Document, Engine, Instructions};
+use anyhow::Result;
+use refrain::engine::{Document, Engine};
 use refrain::store::{ChunkId, KvQuantization, Scope, Store};
 use serde::Serialize;
 use serde_json::json;
 
 use super::measurement::{Setup, Spread};
-use super::prompts::{documents, questions};
+use super::prompts::{documents, engine, questions};
 use crate::args;
 use crate::methods::{self, Method};
 use crate::output::{bytes, count, print, print_json};
@@ -55,14 +55,9 @@ pub(crate) fn run(context: &Context, args: &args::StoreBench) -> Result<()> {
     let mut rows = Vec::new();
     let mut about = None;
     for quantization in KvQuantization::ALL {
-        let folder = tempfile::Builder::new()
-            .prefix("refrain-bench-")
-            .tempdir()
-            .context("cannot make a folder for the chunks of this benchmark")?;
         let mut context = context.clone();
         context.global.store_dtype = quantization;
-        let engine = context
-            .engine_on(Store::open(folder.path(), context.global.memory)?, &Instructions::default())?;
+        let (engine, folder) = engine(&context)?;
         about.get_or_insert_with(|| Setup::new(&**engine.decoder().device(), args.runs));
         let near = fidelities(&context, &engine, &documents, &questions, &methods, &policy, args.tokens)?;
         rows.push(EncodingResult::new(quantization, &engine, folder.path(), near, args.runs)?);

@@ -1,14 +1,13 @@
 //! `refrain bench ttft`: time to first token of methods over prompt lengths.
 
-use anyhow::{Context as _, Result};
-use refrain::engine::{Engine, Instructions, Prompt, RequestStats};
+use anyhow::Result;
+use refrain::engine::{Engine, Prompt, RequestStats};
 use refrain::eviction::Eviction;
-use refrain::store::Store;
 use serde::Serialize;
 use serde_json::json;
 
 use super::measurement::{Setup, Spread};
-use super::prompts::prompts;
+use super::prompts::{engine, prompts};
 use crate::args;
 use crate::machine;
 use crate::methods::{self, Method};
@@ -57,12 +56,7 @@ struct MethodTiming {
 pub(crate) fn run(context: &Context, args: &args::Ttft) -> Result<()> {
     let (asked, policy) = (methods::methods(&args.methods)?, methods::policy(&args.evict)?);
     let eviction = &policy.built;
-    let folder = tempfile::Builder::new()
-        .prefix("refrain-bench-")
-        .tempdir()
-        .context("cannot make a folder for the chunks of this benchmark")?;
-    let engine =
-        context.engine_on(Store::open(folder.path(), context.global.memory)?, &Instructions::default())?;
+    let (engine, _folder) = engine(context)?;
     let prompts = prompts(
         &engine,
         &args.docs,

@@ -109,8 +109,10 @@ impl Downloads<'_> {
         }
         let response = request.call()?;
         let range = response.headers().get("content-range").and_then(|range| range.to_str().ok());
+        // A mirror without ranges sends the whole file.
         ensure!(
-            range.is_some_and(|range| range.starts_with(&format!("bytes {start}-"))),
+            (start == 0 && range.is_none())
+                || range.is_some_and(|range| range.starts_with(&format!("bytes {start}-"))),
             "the bytes from {start} on were asked for, and the answer has others"
         );
         let bar = self.console.bar("", "{bytes} of {total_bytes}, {bytes_per_sec}{left}");
