@@ -220,7 +220,8 @@ fn rows_that_are_reused_are_not_counted_as_computed() {
         // Chunks are prefilled once.
         peak_and_count(&on_gpu, &prompt, &method, Eviction::full());
         let (taken, counted) = peak_and_count(&on_gpu, &prompt, &method, Eviction::full());
-        assert!(5 * counted <= 8 * taken, "{method:?} took {taken} of {counted}");
+        // All rows would be four times as many and more. scout and drift may compute twice the question where chunks are exact.
+        assert!(counted <= 2 * taken, "{method:?} took {taken} of {counted}");
     }
 }
 
