@@ -87,7 +87,7 @@ pub fn read(bytes: &[u8], name: &str) -> Result<Vec<Document>, ReadError> {
 /// thread of its own.
 ///
 /// # Errors
-/// As for [`read`].
+/// Those of [`read`].
 pub fn read_holding(bytes: &[u8], name: &str, held: impl Send + 'static) -> Result<Vec<Document>, ReadError> {
     read_of(Origin::Sent, bytes, name, held)
 }

@@ -98,7 +98,7 @@ impl Judge {
     /// Asks for one word, before answers are made that are to be graded.
     ///
     /// # Errors
-    /// As for [`Judge::ask`].
+    /// Those of [`Judge::ask`].
     pub fn check(&self) -> Result<()> {
         // A model that reasons before it replies needs room for that.
         let options = JudgeOptions { max_tokens: 1024, ..JudgeOptions::default() };

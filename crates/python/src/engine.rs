@@ -351,7 +351,7 @@ impl Engine {
 }
 
 impl Engine {
-    /// What is open; none once it is closed.
+    /// The engine with its documents; none once it is closed.
     fn current(&self) -> Option<Arc<Opened>> {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -35,6 +35,6 @@ impl Process {
 /// Frees a value while other threads of Python run, since it may take time and end threads.
 pub(crate) fn free_detached<T: Send>(value: T) {
     let mut value = Some(value);
-    // Where the interpreter ends, `value` is left and freed without it.
+    // While the interpreter ends no thread attaches to it: the closure is not called, and `value` is freed here.
     Python::try_attach(|py| py.detach(|| drop(value.take())));
 }

@@ -12,7 +12,7 @@ use crate::error::{RefrainError, raise};
 use crate::keywords::set_keywords;
 use crate::opened::Opened;
 
-/// What a question is asked of, and how: documents, method, policy, system message.
+/// Documents, method, policy and system message that a question is asked with.
 pub(crate) type Given<'a, 'py> =
     (Option<&'a Bound<'py, PyAny>>, Option<String>, Option<String>, Option<String>);
 

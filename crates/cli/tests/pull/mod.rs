@@ -18,7 +18,7 @@ struct Hub {
     downloads: Arc<Mutex<Vec<(String, usize)>>>,
 }
 
-/// What the hub sends as the rest of a file, or the status of its refusal.
+/// The rest of a file as the hub sends it, or the status of its refusal.
 type Sent = std::result::Result<Vec<u8>, u16>;
 
 impl Hub {

@@ -405,7 +405,7 @@ fn objects_without_an_end_are_bounded() {
     );
 }
 
-/// What a PDF whose time is up holds is held until nobody reads it any more.
+/// A permit that reading holds is held until the thread has ended, also where that is after the time.
 #[test]
 fn a_late_thread_is_told_to_stop_and_holds_what_it_was_given() {
     struct Held(Sender<()>);

@@ -254,7 +254,7 @@ impl Random {
     }
 }
 
-/// As many random runs of four tokens of the documents at each layer, some tokens of them computed anew.
+/// A random half of the documents' runs of four tokens at each layer, of whose tokens a third is computed anew.
 fn random_selection(random: &mut Random, prompt: &Prompt, layers: usize) -> Selection {
     let runs_of = |span: Span| {
         let span = span.range();

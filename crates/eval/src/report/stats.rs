@@ -72,7 +72,7 @@ pub(super) fn mean_of_means(groups: &[Vec<f64>]) -> f64 {
     groups.iter().map(|group| mean(group)).sum::<f64>() / groups.len() as f64
 }
 
-/// Of pairs, the first's mean of means over the second's.
+/// Mean over groups of the mean of the pairs' first values, divided by that of their second values.
 pub(super) fn ratio_of_means(groups: &[Vec<(f64, f64)>]) -> f64 {
     let sum = |of: fn(&(f64, f64)) -> f64| -> f64 {
         groups.iter().map(|group| group.iter().map(of).sum::<f64>() / group.len() as f64).sum()

@@ -31,7 +31,7 @@ pub struct LoadedTask {
     pub samples: Vec<Sample>,
 }
 
-/// What is told of a matrix's samples beside themselves.
+/// Parts of a matrix that have no samples, and warnings about those that have.
 #[derive(Clone, Debug, Default)]
 pub struct LoadNotes {
     /// Tasks, lengths and questions that are left out, each with the reason: the data lack one of a suite, or the model's context is too short.

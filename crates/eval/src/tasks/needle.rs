@@ -10,7 +10,7 @@ use crate::{Error, Gold, Result, Sample};
 pub const NEEDLE: &str =
     "\nThe best thing to do in San Francisco is eat a sandwich and sit in Dolores Park on a sunny day.\n";
 
-/// Where the essays lie in the needle's folder of the data.
+/// Folder of the essays, in the needle's folder of the data.
 const ESSAYS: &str = "PaulGrahamEssays";
 
 /// Protocol of inserting the needle and asking for it. Each uses the chat template, except with a base model.

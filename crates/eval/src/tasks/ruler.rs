@@ -22,7 +22,7 @@ pub use self::task::{QA, RulerOptions, TASKS, Task};
 use super::haystack::Essays;
 use crate::{Error, Result, Sample};
 
-/// Where essays and words lie in RULER's folder of the data.
+/// File of the essays and folder of the word lists, in RULER's folder of the data.
 const ESSAYS: &str = "PaulGrahamEssays.json";
 const WORDS: &str = "wonderwords";
 

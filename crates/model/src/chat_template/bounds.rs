@@ -64,7 +64,7 @@ pub(super) fn within<T: Send + 'static>(
     let builder = std::thread::Builder::new().name("chat template".to_owned()).stack_size(STACK);
     builder
         .spawn(move || {
-            // Nobody receives what is late.
+            // The receiver is gone once the deadline has passed.
             let _ = sender.send(work());
         })
         .map_err(|error| template_error(format!("has no thread to run on: {error}")))?;
