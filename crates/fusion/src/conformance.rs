@@ -280,8 +280,14 @@ fn statistics(of: &dyn ChunkStatistics, tokens: usize) -> AuxTensors {
     let (mut out, mut lse) = (cpu.floats(q.len()), cpu.floats(0));
     Device::attention(&cpu, &attention, &mut out, Some(&mut lse));
     let queries = upload(&cpu, &random(of.last_queries().min(tokens) * HEADS * HEAD_DIM, 9));
-    let tensors =
-        ContextTensors { device: &cpu, attention, lse: &lse, first: 0, queries: &queries, k: &keys };
+    let tensors = ContextTensors {
+        device: &cpu,
+        attention,
+        lse: &lse,
+        first: 0,
+        queries: &queries,
+        k: keys.as_slice(),
+    };
     let mut summary = AuxTensors::default();
     for layer in 0..LAYERS {
         of.observe(&ContextLayer::new(layer, LAYERS, tensors), &mut summary);

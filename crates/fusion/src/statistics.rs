@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use refrain_kernels::{Buffer, CachedAttention, Device, Dtype, Floats};
+use refrain_kernels::{CachedAttention, Device, Dtype, Floats, Slice};
 use refrain_kv::AuxTensors;
 use refrain_kv::stats::mean;
 
@@ -44,7 +44,7 @@ pub struct ContextTensors<'a> {
     /// Queries before RoPE of the last tokens, `m × H × d`.
     pub queries: &'a Floats,
     /// Keys before RoPE, `tokens × Hkv × d`, as they go to the store.
-    pub k: &'a Buffer,
+    pub k: Slice<'a>,
 }
 
 impl<'a> ContextLayer<'a> {
@@ -105,7 +105,7 @@ impl<'a> ContextLayer<'a> {
     }
 
     fn keys(&self) -> Vec<f32> {
-        self.tensors.k.as_slice().floats()
+        self.tensors.k.floats()
     }
 
     /// Attention that each token receives from all later ones, summed over these and over the query heads of each KV head:

@@ -407,7 +407,8 @@ fn what_is_kept_beside_a_document_follows_its_definition() {
         let mut summary = AuxTensors::default();
         for layer in 0..2 {
             let queries = &upload(&cpu, &queries);
-            let tensors = ContextTensors { device: &cpu, attention, lse: &lse, first, queries, k: &keys };
+            let tensors =
+                ContextTensors { device: &cpu, attention, lse: &lse, first, queries, k: keys.as_slice() };
             method.observe(&ContextLayer::new(layer, 2, tensors), &mut summary);
         }
         // Plain f64: softmax of every row, mean over heads.

@@ -221,6 +221,33 @@ impl<'a> Slice<'a> {
     }
 }
 
+/// Elements of a device's tensor in the host's memory.
+#[derive(Debug)]
+pub enum HostElements<'a> {
+    /// Where the tensor itself lies.
+    Lent(Slice<'a>),
+    /// A copy.
+    Copied(Buffer),
+}
+
+impl HostElements<'_> {
+    /// The elements.
+    pub fn as_slice(&self) -> Slice<'_> {
+        match self {
+            HostElements::Lent(slice) => *slice,
+            HostElements::Copied(buffer) => buffer.as_slice(),
+        }
+    }
+
+    /// The elements, copied unless they are a copy.
+    pub fn into_buffer(self) -> Buffer {
+        match self {
+            HostElements::Lent(slice) => slice.to_buffer(),
+            HostElements::Copied(buffer) => buffer,
+        }
+    }
+}
+
 /// An owned run of elements of one type.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Buffer {

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::attention::{self, Attention, GumbelNoise};
-use crate::buffer::{Buffer, Dtype, Slice};
+use crate::buffer::{Buffer, Dtype, HostElements, Slice};
 use crate::cpu::Cpu;
 use crate::cpu_layer::BLOCK_ROWS;
 use crate::cpu_tensors::{
@@ -89,8 +89,8 @@ impl Device for Cpu {
         kv.set_len(len, capacity);
     }
 
-    fn download_kv(&self, kv: &KvBuffer, range: Range<usize>) -> Buffer {
-        buffer(kv).as_slice().range(range).to_buffer()
+    fn download_kv<'a>(&self, kv: &'a KvBuffer, range: Range<usize>) -> HostElements<'a> {
+        HostElements::Lent(buffer(kv).as_slice().range(range))
     }
 
     fn copy_kv(&self, kv: &KvBuffer, from: Range<usize>, to: &mut KvBuffer, at: usize) {

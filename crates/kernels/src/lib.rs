@@ -65,7 +65,7 @@ mod simd;
 mod weight_arena;
 
 pub use attention::{Attention, AttentionOutputs, GumbelNoise, gumbel_logarithms};
-pub use buffer::{Buffer, CastError, Dtype, Slice, UnknownDtype};
+pub use buffer::{Buffer, CastError, Dtype, HostElements, Slice, UnknownDtype};
 pub use cpu::Cpu;
 pub use cpu_name::cpu_name;
 pub use device::{

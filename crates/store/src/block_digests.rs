@@ -42,15 +42,16 @@ impl Blocks {
         Blocks { tokens: id.tokens.len(), size, layout: layout.clone(), digests }
     }
 
-    /// The digests of a chunk's layers.
-    pub(crate) fn of(id: &ChunkId, layout: &Layout, layers: &[Layer]) -> Blocks {
-        let mut blocks = Blocks::new(TOKENS, id, layout);
-        let whole = 0..blocks.tokens;
-        for layer in layers {
-            let digests = blocks.digests(slice::from_ref(&whole), layer).flatten().collect();
-            blocks.digests.push(digests);
-        }
-        blocks
+    /// Blocks of a chunk that is written now, of no layer yet.
+    pub(crate) fn of(id: &ChunkId, layout: &Layout) -> Blocks {
+        Blocks::new(TOKENS, id, layout)
+    }
+
+    /// Adds the digests of the next layer.
+    pub(crate) fn push(&mut self, layer: &Layer) {
+        let whole = 0..self.tokens;
+        let digests = self.digests(slice::from_ref(&whole), layer).flatten().collect();
+        self.digests.push(digests);
     }
 
     /// The digests that a header has; files of earlier builds have none.

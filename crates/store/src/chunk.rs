@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use refrain_kernels::{Buffer, Dtype, Slice};
+use refrain_kernels::Dtype;
 
 use crate::clock::now;
 use crate::error::{Result, StoreError};
@@ -37,17 +37,30 @@ pub(crate) struct Provenance {
 }
 
 impl Chunk {
-    /// A chunk of the given keys (before RoPE) and values of each layer, each tokens × KV heads × head size elements
-    /// of the identity's type. `label` says to people where the text comes from.
+    /// A chunk of the given layers, created now, of which each holds tokens × KV heads × head size keys (before RoPE), as many values, of
+    /// the identity's type. Where its keys and values are to lie exactly at rest they stay where they are. `label` says to people where
+    /// the text comes from.
     ///
     /// # Errors
     /// If the identity is empty or too large, or the layers are not what it says.
-    pub fn new(id: ChunkId, label: impl Into<String>, layers: Vec<(Buffer, Buffer)>) -> Result<Chunk> {
-        let mut builder = ChunkBuilder::new(id, label)?;
-        for (k, v) in &layers {
-            builder.push(k.as_slice(), v.as_slice())?;
+    pub fn new(id: ChunkId, label: impl Into<String>, layers: Vec<Layer>) -> Result<Chunk> {
+        let layout = id.layout()?;
+        if layers.len() != id.layers {
+            return Err(StoreError::Layers { found: layers.len(), expected: id.layers });
         }
-        builder.finish()
+        let expected = id.tokens.len() * id.kv_heads * id.head_dim;
+        for (at, layer) in layers.iter().enumerate() {
+            let (found, found_dtype) = (layer.k().len(), layer.dtype());
+            if (found, found_dtype) != (expected, id.dtype) {
+                return Err(StoreError::Layer { layer: at, found, found_dtype, expected, dtype: id.dtype });
+            }
+        }
+        let data = match layout.is_exact() {
+            true => layers,
+            false => layers.iter().map(|layer| Layer::encoded(&layout, layer.k(), layer.v())).collect(),
+        };
+        let provenance = Provenance { label: label.into(), numerics: id.numerics.clone(), created: now() };
+        Chunk::from_parts(id, provenance, data)
     }
 
     /// `data` has as many layers of as many bytes as the identity's layout says.
@@ -146,62 +159,4 @@ impl Chunk {
 /// Bytes that a chunk takes in memory, nearly.
 pub(crate) fn weight(id: &ChunkId, label: &str, bytes: usize) -> u64 {
     (bytes + 64 * id.layers + 4 * id.tokens.len() + id.namespace.len() + label.len() + 512) as u64
-}
-
-/// Builds a chunk layer by layer.
-#[derive(Debug)]
-pub struct ChunkBuilder {
-    id: ChunkId,
-    label: String,
-    layout: Layout,
-    data: Vec<Layer>,
-}
-
-impl ChunkBuilder {
-    /// A chunk without layers. `label` says to people where the text comes from.
-    ///
-    /// # Errors
-    /// If the identity is empty or too large.
-    pub fn new(id: ChunkId, label: impl Into<String>) -> Result<ChunkBuilder> {
-        let layout = id.layout()?;
-        Ok(ChunkBuilder { data: Vec::with_capacity(id.layers), id, label: label.into(), layout })
-    }
-
-    /// Copies, or encodes, the next layer's keys (before RoPE) and values, each tokens × KV heads × head size elements.
-    ///
-    /// # Errors
-    /// If they have another length or type than the identity says, or the chunk has all its layers.
-    pub fn push(&mut self, k: Slice<'_>, v: Slice<'_>) -> Result<()> {
-        let layer = self.data.len();
-        if layer == self.id.layers {
-            return Err(StoreError::Layers { found: layer + 1, expected: self.id.layers });
-        }
-        let elements = self.id.tokens.len() * self.id.kv_heads * self.id.head_dim;
-        for (part, slice) in [("keys", k), ("values", v)] {
-            if slice.len() != elements || slice.dtype() != self.id.dtype {
-                return Err(StoreError::Layer {
-                    layer,
-                    part,
-                    found: slice.len(),
-                    found_dtype: slice.dtype(),
-                    expected: elements,
-                    dtype: self.id.dtype,
-                });
-            }
-        }
-        self.data.push(Layer::encoded(&self.layout, k, v));
-        Ok(())
-    }
-
-    /// The chunk, created now.
-    ///
-    /// # Errors
-    /// If a layer is missing.
-    pub fn finish(self) -> Result<Chunk> {
-        if self.data.len() != self.id.layers {
-            return Err(StoreError::Layers { found: self.data.len(), expected: self.id.layers });
-        }
-        let provenance = Provenance { label: self.label, numerics: self.id.numerics.clone(), created: now() };
-        Chunk::from_parts(self.id, provenance, self.data)
-    }
 }

@@ -39,13 +39,18 @@ pub(crate) struct Header {
 impl Header {
     /// The header of a chunk, with the checksums of its layers and their blocks.
     pub(crate) fn of(chunk: &Chunk) -> Header {
-        let checksum = |layer: &Layer| *blake3::hash(layer.as_bytes()).as_bytes();
+        let mut blocks = Blocks::of(chunk.id(), chunk.layout());
+        // Both digests of a layer while it is in the cache.
+        let checksum = |layer: &Layer| {
+            blocks.push(layer);
+            *blake3::hash(layer.as_bytes()).as_bytes()
+        };
         Header {
+            checksums: chunk.data().iter().map(checksum).collect(),
             id: chunk.id().clone(),
             layout: chunk.layout().clone(),
             provenance: chunk.provenance().clone(),
-            checksums: chunk.data().iter().map(checksum).collect(),
-            blocks: Some(Blocks::of(chunk.id(), chunk.layout(), chunk.data())),
+            blocks: Some(blocks),
         }
     }
 

@@ -42,14 +42,12 @@ pub enum StoreError {
     },
     /// Keys or values that are not what the chunk's identity says.
     #[error(
-        "{part} of layer {layer} hold {found} elements of {found_dtype}; the chunk needs {expected} of {dtype}"
+        "keys and values of layer {layer} are {found} elements of {found_dtype} each; the chunk needs {expected} of {dtype}"
     )]
     Layer {
         /// The layer, from 0.
         layer: usize,
-        /// "keys" or "values".
-        part: &'static str,
-        /// Elements given.
+        /// Elements given of each.
         found: usize,
         /// Type of the elements given.
         found_dtype: Dtype,

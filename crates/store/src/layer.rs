@@ -29,7 +29,66 @@ enum Data {
     Decoded(Buffer),
 }
 
+/// Layers that are filled one after the other, in one piece of memory.
+#[derive(Debug)]
+pub struct NewLayers {
+    rooms: std::vec::IntoIter<Room>,
+    layers: Vec<Layer>,
+}
+
+impl NewLayers {
+    pub(crate) fn new(rooms: Vec<Room>) -> NewLayers {
+        NewLayers { layers: Vec::with_capacity(rooms.len()), rooms: rooms.into_iter() }
+    }
+
+    /// Copies the next layer's keys before RoPE and values, each tokens × KV heads × head size.
+    ///
+    /// # Panics
+    /// If keys and values have different types or lengths.
+    pub fn push(&mut self, k: Slice<'_>, v: Slice<'_>) {
+        let bytes = k.as_bytes().len() + v.as_bytes().len();
+        let room = self.rooms.next().filter(|room| room.len() == bytes);
+        self.layers.push(Layer::in_room(room.unwrap_or_else(|| Room::new(bytes)), k, v));
+    }
+
+    /// The layers so far.
+    pub fn layers(&self) -> &[Layer] {
+        &self.layers
+    }
+
+    /// All layers.
+    pub fn finish(self) -> Vec<Layer> {
+        self.layers
+    }
+}
+
 impl Layer {
+    /// Copies keys before RoPE and values, each tokens × KV heads × head size.
+    ///
+    /// # Panics
+    /// If keys and values have different types or lengths.
+    pub fn exact(k: Slice<'_>, v: Slice<'_>) -> Layer {
+        Layer::in_room(Room::new(k.as_bytes().len() + v.as_bytes().len()), k, v)
+    }
+
+    /// Copies keys and values into a room of their bytes.
+    fn in_room(mut room: Room, k: Slice<'_>, v: Slice<'_>) -> Layer {
+        assert_eq!((k.len(), k.dtype()), (v.len(), v.dtype()), "as many keys as values, of one type");
+        [k, v].iter().for_each(|x| room.extend(x.as_bytes()));
+        Layer::new(k.dtype(), room)
+    }
+
+    /// The tokens of this layer and, after them, those of `later`, of the same type.
+    pub fn followed_by(&self, later: &Layer) -> Layer {
+        let parts = [self.k(), later.k(), self.v(), later.v()];
+        Layer::join(self.0.dtype, self.bytes() + later.bytes(), parts.iter().map(Slice::as_bytes))
+    }
+
+    /// Type of the elements.
+    pub fn dtype(&self) -> Dtype {
+        self.0.dtype
+    }
+
     /// Copies keys and values, each tokens × heads × head size, as they are to lie at rest.
     pub(crate) fn encoded(layout: &Layout, k: Slice<'_>, v: Slice<'_>) -> Layer {
         debug_assert_eq!((k.len(), k.dtype()), (v.len(), v.dtype()));

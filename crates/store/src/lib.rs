@@ -44,7 +44,7 @@ mod tests;
 mod tiers;
 mod verify;
 
-pub use chunk::{Chunk, ChunkBuilder};
+pub use chunk::Chunk;
 pub use error::{Problem, Result, StoreError};
 pub use file_names::{DOCUMENTS, NEW_DOCUMENTS};
 pub use id::{BosPolicy, ChunkId, UnknownBosPolicy};
@@ -54,7 +54,7 @@ pub use info::{
 };
 pub use key::{ChunkKey, InvalidKey, ShortKey};
 pub use kv_quant::{KvQuantization, UnknownKvQuantization};
-pub use layer::Layer;
+pub use layer::{Layer, NewLayers};
 pub use limits::Limits;
 pub use namespace::{NamespaceKey, SHARED};
 pub use private::{make_private_file, make_private_folder};

@@ -21,8 +21,8 @@ use crate::limits::Limits;
 use crate::tiers::{MemoryEntry, Tiers};
 use crate::verify::verify;
 use crate::{
-    Chunk, ChunkCopies, ChunkId, ChunkKey, ChunkReader, GcReport, PutOutcome, Repair, Result, VerifyProgress,
-    VerifyReport,
+    Chunk, ChunkCopies, ChunkId, ChunkKey, ChunkReader, GcReport, NewLayers, PutOutcome, Repair, Result,
+    VerifyProgress, VerifyReport,
 };
 #[cfg(not(feature = "remote"))]
 use crate::{Fetched, WantedChunk};
@@ -181,6 +181,11 @@ impl Store {
         });
         self.0.memory.insert(key, MemoryEntry { chunk, expires });
         self.kept_or_deleted(key, outcome)
+    }
+
+    /// Room for the layers of a chunk, with `bytes` of keys and values each. Memory of chunks that are gone is taken over.
+    pub fn new_layers(&self, bytes: usize, layers: usize) -> NewLayers {
+        NewLayers::new(self.0.rooms.take(bytes, layers))
     }
 
     /// The outcome of keeping something of a chunk, which is deleted once more if the chunk was deleted meanwhile.

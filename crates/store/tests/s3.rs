@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use refrain_kernels::{Buffer, Dtype};
 use refrain_kv::AuxTensors;
-use refrain_store::{BosPolicy, Chunk, ChunkId, KvQuantization, Limits, RemoteOptions, Store};
+use refrain_store::{BosPolicy, Chunk, ChunkId, KvQuantization, Layer, Limits, RemoteOptions, Store};
 use tempfile::{TempDir, tempdir};
 
 use self::moto::{Moto, settings};
@@ -171,7 +171,8 @@ fn labelled(n: u32, label: &str) -> Chunk {
         buffer.write_f32(0, &values);
         buffer
     };
-    Chunk::new(id, label, vec![(kv(1), kv(2)), (kv(3), kv(4))]).unwrap()
+    let layer = |k, v| Layer::exact(kv(k).as_slice(), kv(v).as_slice());
+    Chunk::new(id, label, vec![layer(1, 2), layer(3, 4)]).unwrap()
 }
 
 fn aux(n: u32) -> AuxTensors {

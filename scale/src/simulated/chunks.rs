@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use refrain::kernels::{Buffer, Dtype};
-use refrain::store::{BosPolicy, Chunk, ChunkId, KvQuantization, Store, StoreError};
+use refrain::store::{BosPolicy, Chunk, ChunkId, KvQuantization, Layer, Store, StoreError};
 
 use super::Simulation;
 
@@ -93,8 +93,8 @@ pub(super) fn bring(
 /// If a chunk is empty or too large, or the store cannot keep it.
 pub(super) fn store(store: &Store, prefilled: Vec<ChunkId>) -> Result<(), StoreError> {
     for id in prefilled {
-        let empty = || Buffer::zeros(Dtype::F16, id.tokens.len() * id.head_dim);
-        let layers = vec![(empty(), empty())];
+        let empty = Buffer::zeros(Dtype::F16, id.tokens.len() * id.head_dim);
+        let layers = vec![Layer::exact(empty.as_slice(), empty.as_slice())];
         store.put(Chunk::new(id, "simulated", layers)?)?;
     }
     Ok(())

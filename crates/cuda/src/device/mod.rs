@@ -21,9 +21,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use refrain_kernels::{
-    Buffer, CacheHeads, CachedAttention, Device, DeviceFailure, DeviceMemory, Distance, Dtype, FillRow,
-    Floats, GumbelNoise, HeadKeys, HostBytes, HostSlice, KvBuffer, KvRows, LayerTail, MAX_BLOCK_ROWS, Norm,
-    PackedLinear, Precision, QkNorms, Rotary, RowUnavailable, Slice, WeightAggregation, WeightMatrix,
+    CacheHeads, CachedAttention, Device, DeviceFailure, DeviceMemory, Distance, Dtype, FillRow, Floats,
+    GumbelNoise, HeadKeys, HostBytes, HostElements, HostSlice, KvBuffer, KvRows, LayerTail, MAX_BLOCK_ROWS,
+    Norm, PackedLinear, Precision, QkNorms, Rotary, RowUnavailable, Slice, WeightAggregation, WeightMatrix,
 };
 
 use crate::driver::Driver;
@@ -128,8 +128,8 @@ impl<D: Driver> Device for CudaDevice<D> {
         self.set_kv_len(kv, len);
     }
 
-    fn download_kv(&self, kv: &KvBuffer, range: Range<usize>) -> Buffer {
-        self.read_kv(kv, range)
+    fn download_kv<'a>(&self, kv: &'a KvBuffer, range: Range<usize>) -> HostElements<'a> {
+        HostElements::Copied(self.read_kv(kv, range))
     }
 
     fn copy_kv(&self, kv: &KvBuffer, from: Range<usize>, to: &mut KvBuffer, at: usize) {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use refrain_eviction::Eviction;
 use refrain_fusion::{FusionMethod, Pie};
-use refrain_kernels::Buffer;
-use refrain_store::{Chunk, Store};
+use refrain_kernels::{Buffer, Slice};
+use refrain_store::{Chunk, Layer, Store};
 
 use crate::Result;
 use crate::engine::Engine;
@@ -62,27 +62,26 @@ impl Engine {
             Oracle::Keys | Oracle::Values => (0..prompt.len() as u32).collect(),
         };
         let exact = self.prefilled(&prompt.ids())?;
-        let bytes = exact.iter().map(|(k, v)| k.bytes() + v.bytes()).sum::<usize>();
+        let bytes = exact.iter().map(Layer::bytes).sum::<usize>();
         let engine = self.with_store(Store::in_memory(4 * bytes as u64));
         let width = self.decoder().shape().width();
         for (index, span) in prompt.chunk_spans().into_iter().enumerate() {
             let Some(stored) = self.store().get(&self.chunk_id_in(prompt, index))? else { continue };
             let own = rows.iter().copied().filter(|row| span.contains(*row));
             let own: Vec<usize> = own.map(|row| row as usize).collect();
-            let mix = |reused: Buffer, exact: &Buffer, wanted: bool| {
-                let mut mixed = reused;
+            let mix = |reused: Slice<'_>, exact: Slice<'_>, wanted: bool| {
+                let mut mixed = reused.to_buffer();
                 for row in own.iter().filter(|_| wanted) {
                     let at = (row - span.start as usize) * width;
-                    mixed.write(at, exact.as_slice().range(row * width..(row + 1) * width));
+                    mixed.write(at, exact.range(row * width..(row + 1) * width));
                 }
                 mixed
             };
-            let layer = |(at, (k, v)): (usize, &(Buffer, Buffer))| {
+            let layer = |(at, exact): (usize, &Layer)| {
                 let reused = stored.layer(at);
-                (
-                    mix(reused.k().to_buffer(), k, oracle != Oracle::Values),
-                    mix(reused.v().to_buffer(), v, oracle != Oracle::Keys),
-                )
+                let k = mix(reused.k(), exact.k(), oracle != Oracle::Values);
+                let v = mix(reused.v(), exact.v(), oracle != Oracle::Keys);
+                Layer::exact(k.as_slice(), v.as_slice())
             };
             let layers = exact.iter().enumerate().map(layer).collect();
             let mixed = Chunk::new(stored.id().clone(), stored.label(), layers)?;

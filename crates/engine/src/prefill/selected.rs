@@ -225,7 +225,7 @@ impl SelectedLayers {
         let rows: Vec<u32> = merged.iter().map(|(row, ..)| *row).collect();
         let download = |kv| {
             let rows = gather(kv, &rows);
-            device.download_kv(&rows, 0..rows.len())
+            device.download_kv(&rows, 0..rows.len()).into_buffer()
         };
         let (mut k, mut v) = (download(&tokens.work.k), download(&tokens.work.v));
         let width = shape.width();

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::Precision;
 use crate::attention::GumbelNoise;
-use crate::buffer::{Buffer, Dtype, Slice};
+use crate::buffer::{Dtype, HostElements, Slice};
 use crate::host_bytes::{HostBytes, HostSlice};
 use crate::isa::Isa;
 use crate::linear::PackedPanels;
@@ -129,8 +129,8 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
     /// Sets the length; memory is kept, and new elements are zeros.
     fn resize_kv(&self, kv: &mut KvBuffer, len: usize);
 
-    /// Copies elements to the host.
-    fn download_kv(&self, kv: &KvBuffer, range: Range<usize>) -> Buffer;
+    /// Elements in the host's memory: a copy, unless the tensor lies there.
+    fn download_kv<'a>(&self, kv: &'a KvBuffer, range: Range<usize>) -> HostElements<'a>;
 
     /// Copies elements of `kv` to where `at` begins in `to`, which is of the same type.
     fn copy_kv(&self, kv: &KvBuffer, from: Range<usize>, to: &mut KvBuffer, at: usize);

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::attention::GumbelNoise;
-use crate::buffer::{Buffer, Dtype, Slice};
+use crate::buffer::{Buffer, Dtype, HostElements, Slice};
 use crate::device::{
     CacheHeads, CachedAttention, Device, Distance, FillRow, Floats, HeadKeys, KvBuffer, KvRows, LayerTail,
     Mlp, Norm, PackedLinear, QkNorms, Rotary, RowUnavailable, WeightMatrix,
@@ -93,10 +93,10 @@ impl Device for ReferenceDevice {
         set_kv(kv, &values);
     }
 
-    fn download_kv(&self, kv: &KvBuffer, range: Range<usize>) -> Buffer {
+    fn download_kv<'a>(&self, kv: &'a KvBuffer, range: Range<usize>) -> HostElements<'a> {
         let mut buffer = Buffer::zeros(kv.dtype(), range.len());
         buffer.write_f32(0, &kv_values(kv)[range]);
-        buffer
+        HostElements::Copied(buffer)
     }
 
     fn copy_kv(&self, kv: &KvBuffer, from: Range<usize>, to: &mut KvBuffer, at: usize) {

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{Random, assemble, chunk, chunk_of, content, forged, id, mutate, numbered, parts, raw};
 use crate::chunk_file::{Header, verify_layers};
-use crate::{Chunk, ChunkBuilder, ChunkId, KvQuantization, Problem, StoreError};
+use crate::{Chunk, ChunkId, KvQuantization, Layer, Problem, StoreError};
 
 fn forge(change: impl Fn(&mut Value)) -> Result<Chunk, Problem> {
     Chunk::from_bytes(&forged(&chunk().to_bytes(), change))
@@ -66,20 +66,20 @@ fn bytes_stay_what_they_are() {
 
 #[test]
 fn layers_that_do_not_fit_are_refused() {
-    let zeros = |dtype, n| Buffer::zeros(dtype, n);
-    let good = || (zeros(Dtype::F16, 24), zeros(Dtype::F16, 24));
+    let zeros = |dtype, n| {
+        let zeros = Buffer::zeros(dtype, n);
+        Layer::exact(zeros.as_slice(), zeros.as_slice())
+    };
+    let good = || zeros(Dtype::F16, 24);
     let new = |layers| Chunk::new(id(Dtype::F16), "", layers);
     assert!(new(vec![good(), good()]).is_ok());
     assert!(matches!(new(vec![good()]), Err(StoreError::Layers { found: 1, expected: 2 })));
     assert!(matches!(new(vec![good(), good(), good()]), Err(StoreError::Layers { found: 3, expected: 2 })));
-    let short = new(vec![good(), (zeros(Dtype::F16, 24), zeros(Dtype::F16, 23))]);
-    assert!(matches!(
-        short,
-        Err(StoreError::Layer { layer: 1, part: "values", found: 23, expected: 24, .. })
-    ));
-    let other = new(vec![(zeros(Dtype::F32, 24), zeros(Dtype::F16, 24))]);
-    assert!(other.unwrap_err().to_string().contains("keys of layer 0 hold 24 elements of f32"));
-    assert!(ChunkBuilder::new(ChunkId { tokens: vec![], ..id(Dtype::F16) }, "").is_err());
+    let short = new(vec![good(), zeros(Dtype::F16, 23)]);
+    assert!(matches!(short, Err(StoreError::Layer { layer: 1, found: 23, expected: 24, .. })));
+    let other = new(vec![zeros(Dtype::F32, 24), good()]);
+    assert!(other.unwrap_err().to_string().contains("layer 0 are 24 elements of f32"));
+    assert!(Chunk::new(ChunkId { tokens: vec![], ..id(Dtype::F16) }, "", vec![good(), good()]).is_err());
 }
 
 #[test]
@@ -292,7 +292,8 @@ fn slices_are_numbers_where_they_lie() {
     let mut keys = Buffer::zeros(Dtype::F32, 24);
     keys.write_f32(0, &(0..24).map(|i| i as f32).collect::<Vec<_>>());
     let values = Buffer::zeros(Dtype::F32, 24);
-    let chunk = Chunk::new(id(Dtype::F32), "", vec![(keys.clone(), values.clone()), (values, keys)]).unwrap();
+    let layer = |k: &Buffer, v: &Buffer| Layer::exact(k.as_slice(), v.as_slice());
+    let chunk = Chunk::new(id(Dtype::F32), "", vec![layer(&keys, &values), layer(&values, &keys)]).unwrap();
     assert!(matches!(chunk.layer(0).k(), Slice::F32(k) if k[23] == 23.0));
     assert_eq!(chunk.layer(1).k().get(5), 0.0);
     assert_eq!(chunk.layer(1).v().get(5), 5.0);

@@ -36,7 +36,8 @@ fn encoded(quantization: KvQuantization, dtype: Dtype, tokens: usize) -> (Chunk,
         tokens: (0..tokens as u32).collect(),
         ..id(dtype)
     };
-    (Chunk::new(id, "label", layers.clone()).unwrap(), layers)
+    let exact = layers.iter().map(|(k, v)| Layer::exact(k.as_slice(), v.as_slice())).collect();
+    (Chunk::new(id, "label", exact).unwrap(), layers)
 }
 
 fn floats(slice: refrain_kernels::Slice<'_>) -> Vec<f32> {
@@ -110,7 +111,7 @@ fn what_has_few_values_comes_back_as_it_was() {
             let mut x = Buffer::zeros(Dtype::F16, 80 * HEADS * DIM);
             x.write_f32(0, &vec![value; 80 * HEADS * DIM]);
             let id = encoded(quantization, Dtype::F16, 80).0.id().clone();
-            let chunk = Chunk::new(id, "", vec![(x.clone(), x.clone()); 2]).unwrap();
+            let chunk = Chunk::new(id, "", vec![Layer::exact(x.as_slice(), x.as_slice()); 2]).unwrap();
             let (found, tolerance) = (chunk.layer(1), value.abs() * 1e-3);
             for found in [found.k(), found.v()] {
                 assert!(

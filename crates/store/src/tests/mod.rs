@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use refrain_kernels::{Buffer, Dtype};
 use serde_json::Value;
 
-use crate::{BosPolicy, Chunk, ChunkId, KvQuantization};
+use crate::{BosPolicy, Chunk, ChunkId, KvQuantization, Layer};
 
 /// A file on a disk with `room` bytes left.
 pub(crate) struct SmallDisk<'a> {
@@ -100,7 +100,7 @@ fn chunk_of(id: ChunkId, seed: u64) -> Chunk {
         buffer.write_f32(0, &values);
         buffer
     };
-    let layers = (0..id.layers).map(|_| (buffer(), buffer())).collect();
+    let layers = (0..id.layers).map(|_| Layer::exact(buffer().as_slice(), buffer().as_slice())).collect();
     Chunk::new(id, "a \"label\" – with ünïcode\n", layers).unwrap()
 }
 

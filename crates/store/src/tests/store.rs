@@ -542,8 +542,7 @@ fn layers_of_a_chunk_larger_than_the_memory_are_not_kept() {
 fn a_file_that_changes_hands_midway_is_not_called_broken() {
     let dir = tempdir().unwrap();
     let chunk = chunk();
-    let layers =
-        (0..2).map(|layer| (buffer(chunk.layer(layer).k()), buffer(chunk.layer(layer).v()))).collect();
+    let layers = (0..2).map(|layer| chunk.layer(layer)).collect();
     let equal = Chunk::new(chunk.id().clone(), "another, longer label", layers).unwrap();
     for (replace, is_open) in [(false, false), (true, false), (false, true), (true, true)] {
         stored(open(&dir).put(chunk.clone()).unwrap());
