@@ -99,18 +99,12 @@ pub(crate) fn run(context: &Context, args: &args::Decode) -> Result<()> {
         print_json(&json!({ "about": about, "results": rows }))?;
         return written;
     }
-    let ([machine, what], table) = (about.lines(), table(&rows));
     let crossing = about.weight_bytes / about.token_bytes;
     let note = format!(
         "Bytes are of one cache a KV head, but with `per_query_head` a query head.\nKeys and values of full attention take more bytes than the weights ({}) from {crossing} tokens on.\n",
         bytes(about.weight_bytes as u64)
     );
-    print(&match args.policies.markdown {
-        true => {
-            format!("{machine}; {what}:\n\n```sh\n{}\n```\n\n{}\n{note}", about.command(), table.markdown())
-        }
-        false => format!("{machine}\n{what}\n\n{}\n{note}", table.text()),
-    })?;
+    print(&about.page(&table(&rows), &note, args.policies.markdown))?;
     written
 }
 

@@ -1,21 +1,25 @@
 //! Spread of repeated measurements, and the setup that every report names.
 
+use refrain::engine::Engine;
 use refrain::kernels::{Device, cpu_name, processors};
 use serde::Serialize;
 
 use crate::machine;
 use crate::output::{count, seconds};
+use crate::settings::Context;
+use crate::table::Table;
 
 /// Seconds of several runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct Spread {
-    pub(super) median: f64,
+pub(crate) struct Spread {
+    pub(crate) median: f64,
     pub(super) min: f64,
     pub(super) max: f64,
 }
 
 impl Spread {
-    pub(super) fn of(mut values: Vec<f64>) -> Spread {
+    /// Of one value at least.
+    pub(crate) fn of(mut values: Vec<f64>) -> Spread {
         values.sort_by(f64::total_cmp);
         let (low, high) = ((values.len() - 1) / 2, values.len() / 2);
         let median = (values[low] + values[high]) / 2.0;
@@ -63,6 +67,50 @@ impl Setup {
     pub(super) fn machine(&self) -> String {
         let device = self.device.as_ref().map_or_else(String::new, |device| format!("{device}, "));
         format!("{}, {device}{}, {}, {}", self.date, self.cpu, count(self.threads, "thread"), self.isa)
+    }
+}
+
+/// A measurement's machine and model.
+#[derive(Debug, Serialize)]
+pub(super) struct ModelSetup {
+    #[serde(flatten)]
+    machine: Setup,
+    model: String,
+    compute: String,
+    kv: String,
+}
+
+impl ModelSetup {
+    pub(super) fn new(context: &Context, engine: &Engine, runs: u32) -> ModelSetup {
+        ModelSetup {
+            machine: Setup::new(&**engine.decoder().device(), runs),
+            model: context.global.model.clone(),
+            compute: engine.decoder().precision().to_string(),
+            kv: context.global.kv.to_string(),
+        }
+    }
+
+    /// The model and its precisions.
+    pub(super) fn model_line(&self) -> String {
+        format!("{}, weights {}, KV {}", self.model, self.compute, self.kv)
+    }
+
+    /// The runs that every value is the median of.
+    pub(super) fn runs(&self) -> String {
+        count(self.machine.runs as usize, "run")
+    }
+
+    /// The report: machine, model and settings (`what`), a table and the note below it; in Markdown with the command too.
+    pub(super) fn page(&self, what: &str, table: &Table, note: &str, markdown: bool) -> String {
+        let (machine, Setup { command, version, .. }) = (self.machine.machine(), &self.machine);
+        let note = if note.is_empty() { String::new() } else { format!("\n{note}") };
+        match markdown {
+            true => format!(
+                "{machine}; {what}, refrain {version}:\n\n```sh\n{command}\n```\n\n{}{note}",
+                table.markdown()
+            ),
+            false => format!("{machine}\n{what}, refrain {version}\n\n{}{note}", table.text()),
+        }
     }
 }
 

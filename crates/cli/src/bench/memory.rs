@@ -77,11 +77,7 @@ pub(crate) fn run(context: &Context, args: &args::Memory) -> Result<()> {
         print_json(&json!({ "about": about, "results": rows }))?;
         return written;
     }
-    let ([machine, what], table) = (about.lines(), table(&rows));
-    print(&match args.policies.markdown {
-        true => format!("{machine}; {what}:\n\n```sh\n{}\n```\n\n{}", about.command(), table.markdown()),
-        false => format!("{machine}\n{what}\n\n{}", table.text()),
-    })?;
+    print(&about.page(&table(&rows), "", args.policies.markdown))?;
     written
 }
 

@@ -11,6 +11,7 @@ mod store;
 mod ttft;
 
 pub(crate) use decode::run as decode;
+pub(crate) use measurement::Spread;
 pub(crate) use memory::run as memory;
 pub(crate) use serve::run as serve;
 pub(crate) use store::run as store;

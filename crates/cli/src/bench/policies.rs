@@ -5,11 +5,12 @@ use refrain::engine::{Engine, GenerateRequest, Prompt, Sampling, TokenEvent};
 use serde::Serialize;
 
 use super::curves::{self, Chart};
-use super::measurement::Setup;
+use super::measurement::ModelSetup;
 use crate::args;
 use crate::methods::{Method, Policy};
 use crate::output::Fail;
 use crate::settings::Context;
+use crate::table::Table;
 
 /// Name of a policy's curve: its specification, which tells policies of one name apart by their options.
 pub(super) fn title(policy: &Policy) -> String {
@@ -59,13 +60,10 @@ pub(super) fn answer(
 #[derive(Debug, Serialize)]
 pub(super) struct PolicySetup {
     #[serde(flatten)]
-    machine: Setup,
-    model: String,
-    compute: String,
-    kv: String,
+    model: ModelSetup,
     method: String,
-    pub(super) prompt_tokens: usize,
-    pub(super) answer_tokens: usize,
+    prompt_tokens: usize,
+    answer_tokens: usize,
     pub(super) weight_bytes: usize,
     /// Bytes of a token's keys and values over all layers, one cache a KV head.
     pub(super) token_bytes: usize,
@@ -80,10 +78,7 @@ impl PolicySetup {
         runs: u32,
     ) -> PolicySetup {
         PolicySetup {
-            machine: Setup::new(&**engine.decoder().device(), runs),
-            model: context.global.model.clone(),
-            compute: engine.decoder().precision().to_string(),
-            kv: context.global.kv.to_string(),
+            model: ModelSetup::new(context, engine, runs),
             method: method.to_owned(),
             prompt_tokens,
             answer_tokens,
@@ -92,24 +87,16 @@ impl PolicySetup {
         }
     }
 
-    /// Date and machine, then model and settings.
-    pub(super) fn lines(&self) -> [String; 2] {
+    /// The report, with a note below its table.
+    pub(super) fn page(&self, table: &Table, note: &str, markdown: bool) -> String {
         let what = format!(
-            "{}, weights {}, KV {}, {}, a prompt of {} tokens and an answer of {}, refrain {}",
-            self.model,
-            self.compute,
-            self.kv,
+            "{}, {}, a prompt of {} tokens and an answer of {}",
+            self.model.model_line(),
             self.method,
             self.prompt_tokens,
-            self.answer_tokens,
-            self.machine.version
+            self.answer_tokens
         );
-        [self.machine.machine(), what]
-    }
-
-    /// The command of this measurement.
-    pub(super) fn command(&self) -> &str {
-        &self.machine.command
+        self.model.page(&what, table, note, markdown)
     }
 }
 

@@ -6,12 +6,12 @@ use refrain::eviction::Eviction;
 use serde::Serialize;
 use serde_json::json;
 
-use super::measurement::{Setup, Spread};
+use super::measurement::{ModelSetup, Spread};
 use super::prompts::{engine, prompts};
 use crate::args;
 use crate::machine;
 use crate::methods::{self, Method};
-use crate::output::{bytes, count, print, print_json, seconds};
+use crate::output::{bytes, print, print_json, seconds};
 use crate::settings::Context;
 use crate::table::Table;
 
@@ -68,11 +68,15 @@ pub(crate) fn run(context: &Context, args: &args::Ttft) -> Result<()> {
     for prompt in &prompts {
         rows.extend(measure(context, &engine, prompt, (&asked, eviction), args.runs)?);
     }
-    let about = TtftSetup::new(context, &engine, &policy.spec, args.runs);
+    let about = TtftSetup {
+        model: ModelSetup::new(context, &engine, args.runs),
+        chunk_tokens: engine.settings().chunk_tokens,
+        evict: policy.spec.clone(),
+    };
     if context.json {
         return print_json(&json!({ "about": about, "results": rows }));
     }
-    print(&if args.markdown { about.markdown(&rows) } else { about.text(&rows) })
+    print(&about.model.page(&about.line(), &table(&rows), "", args.markdown))
 }
 
 /// One method's accounts, a pair a round.
@@ -161,50 +165,20 @@ fn spread(accounts: &[RequestStats], of: fn(&RequestStats) -> f64) -> Spread {
 #[derive(Debug, Serialize)]
 struct TtftSetup {
     #[serde(flatten)]
-    machine: Setup,
-    model: String,
-    compute: String,
-    kv: String,
+    model: ModelSetup,
     chunk_tokens: usize,
     evict: String,
 }
 
 impl TtftSetup {
-    fn new(context: &Context, engine: &Engine, evict: &str, runs: u32) -> TtftSetup {
-        TtftSetup {
-            machine: Setup::new(&**engine.decoder().device(), runs),
-            model: context.global.model.clone(),
-            compute: engine.decoder().precision().to_string(),
-            kv: context.global.kv.to_string(),
-            chunk_tokens: engine.settings().chunk_tokens,
-            evict: evict.to_owned(),
-        }
-    }
-
-    fn lines(&self) -> [String; 2] {
-        [
-            self.machine.machine(),
-            format!(
-                "{}, weights {}, KV {}{}, chunks of {} tokens, median (min–max) of {}, refrain {}",
-                self.model,
-                self.compute,
-                self.kv,
-                if self.evict == "full" { String::new() } else { format!(" ({})", self.evict) },
-                self.chunk_tokens,
-                count(self.machine.runs as usize, "run"),
-                self.machine.version
-            ),
-        ]
-    }
-
-    fn text(&self, rows: &[MethodTiming]) -> String {
-        let [machine, model] = self.lines();
-        format!("{machine}\n{model}\n\n{}", table(rows).text())
-    }
-
-    fn markdown(&self, rows: &[MethodTiming]) -> String {
-        let [machine, model] = self.lines();
-        format!("{machine}; {model}:\n\n```sh\n{}\n```\n\n{}", self.machine.command, table(rows).markdown())
+    fn line(&self) -> String {
+        format!(
+            "{}{}, chunks of {} tokens, median (min–max) of {}",
+            self.model.model_line(),
+            if self.evict == "full" { String::new() } else { format!(" ({})", self.evict) },
+            self.chunk_tokens,
+            self.model.runs()
+        )
     }
 }
 

@@ -6,6 +6,7 @@ use refrain::registry::{join, split};
 use refrain_eval::Record;
 use serde::Serialize;
 
+use crate::bench::Spread;
 use crate::table::Table;
 
 /// A variant over all samples.
@@ -147,14 +148,9 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_unstable_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => 0.0,
-        even if even % 2 == 0 => f64::midpoint(values[middle - 1], values[middle]),
-        _ => values[middle],
-    }
+/// 0 where there are no values.
+fn median(values: Vec<f64>) -> f64 {
+    if values.is_empty() { 0.0 } else { Spread::of(values).median }
 }
 
 #[cfg(test)]
@@ -175,7 +171,7 @@ mod tests {
         assert_eq!(choose(&[], 0.9), None);
         assert_eq!(nearest(&rows).unwrap().method, "a3");
         assert_eq!(nearest(&rows[..1]), None);
-        assert_eq!((median(vec![3.0, 1.0, 2.0]), median(vec![4.0, 1.0, 2.0, 3.0])), (2.0, 2.5));
+        assert_eq!((median(Vec::new()), median(vec![4.0, 1.0, 2.0, 3.0])), (0.0, 2.5));
     }
 
     #[test]
