@@ -9,15 +9,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use indicatif::ProgressBar;
-use refrain::engine::{Engine, Instructions, Oracle, Prefix};
+use refrain::engine::{Engine, Oracle, Prefix};
 use refrain::kernels::{cpu_name, processors};
+use refrain::quantities::tokens_text;
 use refrain::registry::append;
-use refrain::store::{KvQuantization, Store, hex};
+use refrain::store::{KvQuantization, hex};
 use refrain_eval::Judge;
 use refrain_eval::Scorer;
 use refrain_eval::run::{Run, RunProgress, left, read};
-use refrain_eval::tasks::{LoadNotes, LoadedTask, TaskModel, TokenText, load, names};
-use refrain_eval::{MachineInfo, Matrix, ModelInfo, Record, RunInfo, RunOptions, TaskSpec, Variant};
+use refrain_eval::tasks::{LoadedTask, TaskModel, TokenText, load, names};
+use refrain_eval::{MachineInfo, Matrix, ModelInfo, Record, RunInfo, TaskSpec, Variant};
 use serde_json::json;
 
 use crate::args::{self, PrefixArg};
@@ -29,11 +30,9 @@ use crate::table::Table;
 use crate::{machine, methods};
 use refrain::folders::tilde;
 
-pub(crate) use self::judge::{is_graded, judge, judge_template, name_judge};
+use self::judge::{is_graded, name_judge};
+pub(crate) use self::judge::{judge, judge_template};
 pub(crate) use self::sources::fetch;
-
-/// Least bytes of chunks in memory: nothing of a sample may be prefilled again.
-pub(crate) const MEMORY: u64 = 4 << 30;
 
 /// Distinct errors of answers that are told one by one.
 const MOST_ERRORS: usize = 20;
@@ -264,20 +263,10 @@ fn one(
     judge: Option<&Judge>,
     until: Option<Instant>,
 ) -> Result<ModelOutcome> {
-    let engine =
-        context.engine_on(Store::in_memory(context.global.memory.max(MEMORY)), &Instructions::default())?;
+    let engine = context.memory_engine()?;
     let name = context.global.model.as_str();
-    let model = TaskModel {
-        name,
-        tokenizer: engine.tokenizer(),
-        context: engine.decoder().config().context,
-        chunk_tokens: engine.settings().chunk_tokens,
-    };
-    let spinner = context.spinner("making the samples");
-    let (mut jobs, notes) = load(matrix, &model)?;
-    spinner.finish_and_clear();
-    tell_notes(name, &notes);
-    jobs.iter_mut().for_each(|job| name_judge(job, judge));
+    let model = TaskModel::of(name, &engine);
+    let jobs = samples(context, matrix, &model, judge)?;
     let mut run = Run::open(folder, about(context, matrix, variants, &engine, &jobs)?)?;
     run.changes().iter().for_each(|change| output::warn(change));
     let before = run.known(name);
@@ -287,13 +276,7 @@ fn one(
     let encode = |text: &str| model.encode(text).unwrap_or_default();
     let quality = judge_template(judge, matrix, &jobs)?;
     let scorer = Scorer { judge, quality: quality.as_deref(), encode: &encode };
-    let options = RunOptions {
-        forced: matrix.forced,
-        maps: matrix.maps,
-        seed: matrix.seed,
-        batch: matrix.batch,
-        until,
-    };
+    let options = matrix.run_options(until);
     let bar = context.bar("", "{percent}% {msg}");
     let started = Instant::now();
     let (mut first, mut failed) = (None, 0);
@@ -313,12 +296,22 @@ fn one(
     Ok(ModelOutcome { whole, tasks: jobs.len(), answers: run.known(name) - before, failed, errors })
 }
 
-/// Tells what is beside the samples of a model.
-pub(crate) fn tell_notes(model: &str, notes: &LoadNotes) {
+/// The tasks of a matrix for a model, with warnings of what is left out of them.
+pub(crate) fn samples(
+    context: &Context,
+    matrix: &Matrix,
+    model: &TaskModel<'_>,
+    judge: Option<&Judge>,
+) -> Result<Vec<LoadedTask>> {
+    let spinner = context.spinner("making the samples");
+    let (mut jobs, notes) = load(matrix, model)?;
+    spinner.finish_and_clear();
     if !notes.left_out.is_empty() {
-        output::warn(&format!("left out of {model}'s tasks: {}", notes.left_out.join(", ")));
+        output::warn(&format!("left out of {}'s tasks: {}", model.name, notes.left_out.join(", ")));
     }
     notes.warnings.iter().for_each(|warning| output::warn(warning));
+    jobs.iter_mut().for_each(|job| name_judge(job, judge));
+    Ok(jobs)
 }
 
 /// Where a run is, and the time left by the characters that are answered.
@@ -366,13 +359,7 @@ pub(crate) fn about(
         |most: Option<usize>, otherwise: &str| most.map_or(otherwise.to_owned(), |most| most.to_string());
     let settings = [
         setting("tokens of a chunk", format!("{}, cut by structure", engine.settings().chunk_tokens)),
-        setting(
-            "tokens left of a chunk",
-            match engine.settings().left_tokens {
-                usize::MAX => "all".to_owned(),
-                tokens => tokens.to_string(),
-            },
-        ),
+        setting("tokens left of a chunk", tokens_text(engine.settings().left_tokens)),
         setting("tokens forced", matrix.forced.to_string()),
         setting("chat template", matrix.chat.to_string()),
         setting("attention maps", matrix.maps.to_string()),

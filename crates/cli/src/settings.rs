@@ -22,6 +22,9 @@ use sha2::{Digest, Sha256};
 use crate::args::{Global, PrefixArg, Shared};
 use crate::output::{Console, Fail, show};
 
+/// Least bytes of chunks in memory of a store in memory alone: nothing of a sample may be prefilled again.
+const MEMORY: u64 = 4 << 30;
+
 /// The options of every command, resolved.
 #[derive(Clone, Debug)]
 pub(crate) struct Context {
@@ -207,6 +210,11 @@ impl Context {
         self.engine_on(self.open_store()?, around)
     }
 
+    /// The model that the options name, on a store in memory, with room for [`MEMORY`] at least.
+    pub(crate) fn memory_engine(&self) -> Result<Engine> {
+        self.engine_on(Store::in_memory(self.global.memory.max(MEMORY)), &Instructions::default())
+    }
+
     pub(crate) fn engine_on(&self, store: Store, around: &Instructions) -> Result<Engine> {
         let settings = Settings {
             device: self.global.device,
@@ -279,10 +287,14 @@ impl Context {
         Ok(refrain::engine::identity(fingerprint, precision))
     }
 
-    /// First digits of the identity of the model that the options name; the model is not loaded for it.
+    /// [`Context::identity`] of the model that the options name, which is not loaded.
+    pub(crate) fn model_identity(&self) -> Result<[u8; 32]> {
+        self.identity(&ModelFiles::open(&resolve(&self.global.model, &self.models)?)?)
+    }
+
+    /// First digits of [`Context::model_identity`].
     pub(crate) fn fingerprint(&self) -> Result<String> {
-        let files = ModelFiles::open(&resolve(&self.global.model, &self.models)?)?;
-        Ok(hex::encode(&self.identity(&files)?[..8]))
+        Ok(hex::encode(&self.model_identity()?[..8]))
     }
 
     /// [`Console::bar`].

@@ -11,10 +11,10 @@ use anyhow::{Context as _, Result};
 use refrain::engine::{Document, Engine, GenerateRequest, Instructions, Parts, Sampling};
 use refrain::eviction::Eviction;
 use refrain::fusion::Vanilla;
-use refrain::store::{Store, hex};
+use refrain::store::hex;
 use refrain_eval::run::{Run, read};
 use refrain_eval::tasks::LoadedTask;
-use refrain_eval::{Gold, Matrix, Record, RunOptions, Sample, Scorer, Scoring, TaskInfo, Variant};
+use refrain_eval::{Gold, Matrix, Record, Sample, Scorer, Scoring, TaskInfo, Variant};
 use serde::Deserialize;
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -22,7 +22,7 @@ use sha2::{Digest, Sha256};
 use self::front::{choose, failed, front, nearest, table};
 use crate::args;
 use crate::documents::{Documents, read_documents};
-use crate::eval::{MEMORY, about, prefix_texts, show, variants, write_report};
+use crate::eval::{about, prefix_texts, show, variants, write_report};
 use crate::output::{Fail, count, json_path, json_paths, print, print_json, warn};
 use crate::settings::Context;
 use refrain::folders::tilde;
@@ -59,9 +59,7 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
     let variants = variants(context, &matrix)?;
     prefix_texts(&variants)?;
     let Documents { documents, failures } = read_documents(context.console, &args.paths)?;
-    let engine = context
-        .engine_on(Store::in_memory(context.global.memory.max(MEMORY)), &Instructions::default())?
-        .behind(&[])?;
+    let engine = context.memory_engine()?.behind(&[])?;
     let samples = samples(context, &engine, &documents, args)?;
     let job = LoadedTask {
         about: task(&samples),
@@ -80,8 +78,7 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
     let mut run = Run::open(&folder, about(context, &matrix, &variants, &engine, &jobs)?)?;
     let scorer = Scorer { judge: None, quality: None, encode: &|_| Vec::new() };
     let until = args.time_budget.map(|budget| Instant::now() + budget);
-    let options =
-        RunOptions { forced: matrix.forced, maps: false, seed: matrix.seed, batch: matrix.batch, until };
+    let options = matrix.run_options(until);
     let (bar, started) = (context.bar("", "{percent}% {msg}"), Instant::now());
     let (name, mut first) = (context.global.model.as_str(), None);
     let whole = run.answer((name, &engine), &jobs, &variants, &options, &scorer, |step| {

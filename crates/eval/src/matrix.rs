@@ -1,10 +1,11 @@
 //! The matrix of a run, models × methods × policies × tasks, as a TOML file.
 
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result};
+use crate::{Error, Result, RunOptions};
 
 /// Least tokens that a LongBench prompt is cut to.
 pub(crate) const MIN_PROMPT_TOKENS: usize = 16;
@@ -178,6 +179,12 @@ impl Matrix {
     /// The matrix as TOML.
     pub fn text(&self) -> String {
         toml::to_string(self).unwrap_or_default()
+    }
+
+    /// The options of a run that the matrix says.
+    pub fn run_options(&self, until: Option<Instant>) -> RunOptions {
+        let Matrix { forced, maps, seed, batch, .. } = *self;
+        RunOptions { forced, maps, seed, batch, until }
     }
 
     /// Checks the matrix before anything is opened.

@@ -53,6 +53,14 @@ pub fn parse_tokens(text: &str) -> Result<usize, String> {
     }
 }
 
+/// A number of tokens as [`parse_tokens`] reads it.
+pub fn tokens_text(tokens: usize) -> String {
+    match tokens {
+        usize::MAX => "all".to_owned(),
+        number => number.to_string(),
+    }
+}
+
 /// How often documents are brought in line with other machines, a time or `off`; none if they are not shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SyncInterval(pub Option<Duration>);
@@ -134,6 +142,9 @@ mod tests {
     fn tokens_and_intervals_are_numbers_or_words() {
         assert_eq!((parse_tokens("all"), parse_tokens("7")), (Ok(usize::MAX), Ok(7)));
         assert!(parse_tokens("some").is_err());
+        for tokens in [0, 7, usize::MAX] {
+            assert_eq!(parse_tokens(&tokens_text(tokens)), Ok(tokens));
+        }
         assert_eq!("off".parse(), Ok(SyncInterval(None)));
         assert_eq!("2s".parse(), Ok(SyncInterval(Some(Duration::from_secs(2)))));
         assert!("0s".parse::<SyncInterval>().is_err());

@@ -11,13 +11,13 @@ pub(crate) fn judge(url: &str, model: &str) -> Judge {
 }
 
 /// Whether a matrix has tasks whose benchmark asks a judge.
-pub(crate) fn is_graded(matrix: &Matrix) -> bool {
+pub(super) fn is_graded(matrix: &Matrix) -> bool {
     let benchmarks = ["longgenbench/", "longwriter/"];
     matrix.tasks.iter().any(|task| benchmarks.iter().any(|benchmark| task.name.starts_with(benchmark)))
 }
 
 /// Names the judge of a task whose benchmark asks one.
-pub(crate) fn name_judge(job: &mut LoadedTask, judge: Option<&Judge>) {
+pub(super) fn name_judge(job: &mut LoadedTask, judge: Option<&Judge>) {
     if matches!(job.scoring, Scoring::LongGen | Scoring::LongWriter) {
         job.about.judge = judge.map(|judge| judge.model().to_owned());
     }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
-use refrain::engine::{Engine, Instructions};
+use refrain::engine::Engine;
 use refrain::model::{ModelFiles, Tokenizer};
-use refrain::store::{Store, hex};
+use refrain::store::hex;
 use refrain_eval::run::{Run, merge, read};
-use refrain_eval::tasks::{LoadedTask, TaskModel, TokenText, load};
-use refrain_eval::{Judge, Matrix, Record, RunInfo, RunOptions, Scorer, Variant};
+use refrain_eval::tasks::{LoadedTask, TaskModel, TokenText};
+use refrain_eval::{Judge, Matrix, Record, RunInfo, Scorer, Variant};
 use refrain_jobs::{Control, Item, Job, ShardSize, Undone, Work};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -18,12 +18,10 @@ use tempfile::TempDir;
 use super::kind::EVAL;
 use super::planned::{new_plan, open, tell, to_map};
 use super::runner::Runner;
-use super::settings::{Computing, fingerprint};
+use super::settings::Computing;
 
 use crate::args;
-use crate::eval::{
-    MEMORY, about, judge, judge_template, matrix, name_judge, prefix_texts, tell_notes, variants,
-};
+use crate::eval::{about, judge, judge_template, matrix, prefix_texts, samples, variants};
 use crate::output::{Fail, count, json_path, one_line, print, print_json};
 use crate::settings::Context;
 
@@ -72,8 +70,10 @@ pub(super) fn plan(context: &Context, args: &args::PlanEval) -> Result<()> {
     let mut plan = new_plan(context, &args.job, size)?;
     let (mut models, mut quality) = (BTreeMap::new(), None);
     for model in &matrix.models {
-        let (context, jobs) = samples(context, &matrix, model, judge.as_ref())?;
-        models.insert(model.clone(), fingerprint(&context)?);
+        let mut context = context.clone();
+        context.global.model.clone_from(model);
+        let jobs = unloaded_samples(&context, &matrix, judge.as_ref())?;
+        models.insert(model.clone(), hex::encode(&context.model_identity()?));
         quality = quality.or(judge_template(judge.as_ref(), &matrix, &jobs)?);
         for (job, first) in
             jobs.iter().flat_map(|job| (0..number).step_by(block).map(move |first| (job, first)))
@@ -127,28 +127,14 @@ fn id(item: &EvalItem) -> Result<String> {
     Ok(format!("sample-{}", &hash[..24]))
 }
 
-/// The tasks of a matrix for a model, which is not loaded, and options that name it.
-fn samples(
-    context: &Context,
-    matrix: &Matrix,
-    model: &str,
-    judge: Option<&Judge>,
-) -> Result<(Context, Vec<LoadedTask>)> {
-    let mut context = context.clone();
-    model.clone_into(&mut context.global.model);
-    let files = ModelFiles::open(refrain::resolve(model, &context.models)?)?;
+/// The tasks of a matrix for the model that the options name, which is not loaded.
+fn unloaded_samples(context: &Context, matrix: &Matrix, judge: Option<&Judge>) -> Result<Vec<LoadedTask>> {
+    let name = context.global.model.as_str();
+    let files = ModelFiles::open(refrain::resolve(name, &context.models)?)?;
     let tokenizer = Tokenizer::open(&files)?;
-    let context_tokens = files.config().context;
-    let chunk_tokens = context.global.chunk_tokens.min(context_tokens.saturating_sub(1).max(1));
-    let spinner = context.spinner("making the samples");
-    let (mut jobs, notes) = load(
-        matrix,
-        &TaskModel { name: model, tokenizer: &tokenizer, context: context_tokens, chunk_tokens },
-    )?;
-    spinner.finish_and_clear();
-    tell_notes(model, &notes);
-    jobs.iter_mut().for_each(|job| name_judge(job, judge));
-    Ok((context, jobs))
+    let most = files.config().context;
+    let chunk_tokens = context.global.chunk_tokens.min(most.saturating_sub(1).max(1));
+    samples(context, matrix, &TaskModel { name, tokenizer: &tokenizer, context: most, chunk_tokens }, judge)
 }
 
 /// `refrain job run` of an evaluation.
@@ -189,8 +175,7 @@ impl EvalWork<'_> {
             if self.settings.models.len() > 1 || !context.is_given("model") {
                 name.clone_into(&mut context.global.model);
             }
-            let memory = context.global.memory.max(MEMORY);
-            let engine = context.engine_on(Store::in_memory(memory), &Instructions::default())?;
+            let engine = context.memory_engine()?;
             let found = hex::encode(&engine.fingerprint());
             if self.settings.models.get(name) != Some(&found) {
                 // A hint of its own would not come through the job's error.
@@ -220,22 +205,11 @@ impl EvalWork<'_> {
         let mut about = about(context, &settings.matrix, variants, engine, jobs)?;
         about.models.iter_mut().for_each(|model| name.clone_into(&mut model.name));
         let mut run = Run::open(&folder, about)?;
-        let model = TaskModel {
-            name,
-            tokenizer: engine.tokenizer(),
-            context: engine.decoder().config().context,
-            chunk_tokens: engine.settings().chunk_tokens,
-        };
+        let model = TaskModel::of(name, engine);
         let encode = |text: &str| model.encode(text).unwrap_or_default();
         let scorer =
             Scorer { judge: self.judge.as_ref(), quality: settings.quality.as_deref(), encode: &encode };
-        let options = RunOptions {
-            forced: settings.matrix.forced,
-            maps: settings.matrix.maps,
-            seed: settings.matrix.seed,
-            batch: settings.matrix.batch,
-            until: None,
-        };
+        let options = settings.matrix.run_options(None);
         let mut failed = 0;
         let is_whole = run.answer((name, engine), jobs, variants, &options, &scorer, |step| {
             failed = step.failed;

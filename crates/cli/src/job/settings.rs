@@ -5,7 +5,7 @@
 
 use anyhow::Result;
 use refrain::engine::Prefix;
-use refrain::model::ModelFiles;
+use refrain::quantities::{parse_tokens, tokens_text};
 use refrain::store::hex;
 use serde::{Deserialize, Serialize};
 
@@ -51,10 +51,7 @@ impl Computing {
             kv: global.kv.to_string(),
             store_dtype: global.store_dtype.to_string(),
             chunk_tokens: global.chunk_tokens,
-            left_tokens: match global.left_tokens {
-                usize::MAX => "all".to_owned(),
-                tokens => tokens.to_string(),
-            },
+            left_tokens: tokens_text(global.left_tokens),
         }
     }
 
@@ -73,17 +70,13 @@ impl Computing {
             }
             Ok(())
         }
-        let left = match self.left_tokens.as_str() {
-            "all" => Ok(usize::MAX),
-            number => number.parse().map_err(|_| format!("{number} is no number")),
-        };
         set(context, "compute", self.compute.parse(), |c, value| c.global.compute = value)?;
         let kv = self.kv.parse().map_err(|error| format!("{error}"));
         set(context, "kv", kv, |c, value| c.global.kv = value)?;
         let store_dtype = self.store_dtype.parse().map_err(|error| format!("{error}"));
         set(context, "store_dtype", store_dtype, |c, value| c.global.store_dtype = value)?;
         set(context, "chunk_tokens", Ok(self.chunk_tokens), |c, value| c.global.chunk_tokens = value)?;
-        set(context, "left_tokens", left, |c, value| c.global.left_tokens = value)
+        set(context, "left_tokens", parse_tokens(&self.left_tokens), |c, value| c.global.left_tokens = value)
     }
 }
 
@@ -99,7 +92,7 @@ impl IngestSettings {
         let prefix = context.prefix()?;
         Ok(IngestSettings {
             model: context.global.model.clone(),
-            fingerprint: fingerprint(context)?,
+            fingerprint: hex::encode(&context.model_identity()?),
             computing: Computing::of(context),
             prefix_text: match &prefix {
                 Prefix::Text(path) => Some(prefix_hash(path)?),
@@ -138,10 +131,4 @@ impl IngestSettings {
         let (model, remote, documents) = (self.model.clone(), self.remote.clone(), self.documents);
         Ok((own, IngestSettings { model, remote, documents, ..settings }))
     }
-}
-
-/// Fingerprint of the weights, configuration and precision of the model that the options name; it is not loaded.
-pub(super) fn fingerprint(context: &Context) -> Result<String> {
-    let files = ModelFiles::open(refrain::resolve(&context.global.model, &context.models)?)?;
-    Ok(hex::encode(&context.identity(&files)?))
 }

@@ -1,5 +1,6 @@
 //! The model that samples are made for.
 
+use refrain::engine::Engine;
 use refrain::model::{Specials, Tokenizer};
 
 use crate::tasks::TokenText;
@@ -32,7 +33,17 @@ impl TokenText for TaskModel<'_> {
     }
 }
 
-impl TaskModel<'_> {
+impl<'a> TaskModel<'a> {
+    /// An engine's model under the name that records have.
+    pub fn of(name: &'a str, engine: &'a Engine) -> TaskModel<'a> {
+        TaskModel {
+            name,
+            tokenizer: engine.tokenizer(),
+            context: engine.decoder().config().context,
+            chunk_tokens: engine.settings().chunk_tokens,
+        }
+    }
+
     pub(super) fn count(&self, text: &str) -> usize {
         self.encode(text).map_or(usize::MAX / 2, |ids| ids.len())
     }
