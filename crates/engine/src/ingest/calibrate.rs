@@ -25,12 +25,10 @@ impl Engine {
         self.ingest_for(documents, &all, progress)?;
         let prompt = Prompt { chunks: self.chunks(documents)?, ..Prompt::default() };
         let mut summaries = Vec::new();
-        for context in prompt.contexts(self.longest_context()).chunks {
-            let id = self.chunk_id(&context);
-            let own = self.store().aux_tensors(&id, &method.kind())?;
-            let shared = self.shared(&id).filter(|_| own.is_none());
-            let shared = shared.map(|id| self.store().aux_tensors(&id, &method.kind())).transpose()?;
-            summaries.extend(own.or(shared.flatten()));
+        for context in self.contexts(&prompt).chunks {
+            let mut places = self.places(&self.chunk_id(&context));
+            let summary = places.find_map(|id| self.store().aux_tensors(&id, &method.kind()).transpose());
+            summaries.extend(summary.transpose()?);
         }
         Ok(method.calibrate(&summaries.iter().map(AsRef::as_ref).collect::<Vec<_>>()))
     }

@@ -18,11 +18,16 @@ impl Engine {
         self.decoder().config().context.saturating_sub(before).max(1)
     }
 
+    /// The prompt with its documents in one piece each, as far as they can be prefilled alone.
+    pub(super) fn contexts(&self, prompt: &Prompt) -> Prompt {
+        prompt.contexts(self.longest_context())
+    }
+
     /// The prompt in the parts that a method reuses: for one with statistics documents are in one piece.
     pub(crate) fn parts_of<'a>(&self, prompt: &'a Prompt, method: &dyn FusionMethod) -> Cow<'a, Prompt> {
         match method.statistics().is_empty() {
             true => Cow::Borrowed(prompt),
-            false => Cow::Owned(prompt.contexts(self.longest_context())),
+            false => Cow::Owned(self.contexts(prompt)),
         }
     }
 
@@ -64,7 +69,7 @@ impl Engine {
     /// What the store has of a prompt, with identities: its chunks, or if `whole`, its contexts for methods with statistics.
     pub(super) fn stored_in(&self, prompt: &Prompt, whole: bool) -> Vec<(ChunkId, PromptChunk)> {
         match whole {
-            true => self.named_in(&prompt.contexts(self.longest_context())),
+            true => self.named_in(&self.contexts(prompt)),
             false => self.named_in(prompt),
         }
     }
@@ -93,7 +98,7 @@ impl Engine {
         let prompt = Prompt { chunks: chunks.to_vec(), ..Prompt::default() };
         let mut all = prompt.chunks.clone();
         if whole {
-            all.extend(prompt.contexts(self.longest_context()).chunks);
+            all.extend(self.contexts(&prompt).chunks);
         }
         let ids = |chunk: &PromptChunk| [self.chunk_id(chunk), self.first_chunk_id(chunk)];
         let mut keys: Vec<ChunkKey> = all.iter().flat_map(ids).map(|id| id.key()).collect();
@@ -106,6 +111,11 @@ impl Engine {
     pub(crate) fn shared(&self, id: &ChunkId) -> Option<ChunkId> {
         let namespace = self.settings().shared.clone()?;
         (namespace != id.namespace).then(|| ChunkId { namespace, ..id.clone() })
+    }
+
+    /// The identities under which a chunk is looked for: its own, then the one in the shared namespace, if there is one.
+    pub(crate) fn places(&self, id: &ChunkId) -> impl Iterator<Item = ChunkId> + use<> {
+        std::iter::once(id.clone()).chain(self.shared(id))
     }
 
     /// The identity of a system part, BOS included. It is a true prefix, and kept as computed.

@@ -107,7 +107,7 @@ impl Engine {
         }
         let mut ingest = PromptIngest::of_system(self, prompt);
         if !statistics_of(methods).is_empty() {
-            let contexts = self.named_in(&prompt.contexts(self.longest_context()));
+            let contexts = self.named_in(&self.contexts(prompt));
             ingest.parts.push_back(Part::Chunks(contexts, methods.to_vec()));
         }
         if methods.iter().any(|method| method.reuses() && method.statistics().is_empty()) {

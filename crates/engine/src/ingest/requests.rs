@@ -83,16 +83,7 @@ impl Engine {
     ) -> Result<Ingest> {
         let documents = prompt.chunks.chunk_by(|a, b| a.document == b.document).count();
         let methods = if method.statistics().is_empty() { Vec::new() } else { vec![method.clone()] };
-        Ingest::start(self, self.stored_for(prompt, method), documents, methods, whole)
-    }
-
-    /// The chunks that a method reuses of a prompt, with their identities: whole documents where it keeps statistics of them.
-    pub(super) fn stored_for(
-        &self,
-        prompt: &Prompt,
-        method: &Arc<dyn FusionMethod>,
-    ) -> Vec<(ChunkId, PromptChunk)> {
-        self.stored_in(prompt, !method.statistics().is_empty())
+        Ingest::start(self, self.stored_in(prompt, !methods.is_empty()), documents, methods, whole)
     }
 
     /// Whether the system part of a prompt is kept in the store.
@@ -104,7 +95,7 @@ impl Engine {
     /// is expected to take.
     pub(crate) fn wanted(&self, id: ChunkId, left: &[u32]) -> WantedChunk {
         let compute = self.prefill_rate().time_of(left.len() + self.prefilled_tokens(&id));
-        WantedChunk { ids: [id.clone()].into_iter().chain(self.shared(&id)).collect(), compute }
+        WantedChunk { ids: self.places(&id).collect(), compute }
     }
 
     /// Has the store fetch chunks that it lacks, on another thread, unless computing them is expected to take less time. The work ends when it

@@ -16,11 +16,12 @@ impl Engine {
     /// If the object store does not answer.
     pub fn are_shared(&self, documents: &[&Document], method: &Arc<dyn FusionMethod>) -> Result<Vec<bool>> {
         let (mut ids, mut parts) = (Vec::new(), Vec::with_capacity(documents.len()));
+        let whole = !method.statistics().is_empty();
         for document in documents {
             let first = ids.len();
             if let Ok(chunks) = self.chunks(std::slice::from_ref(*document)) {
                 let prompt = Prompt { chunks, ..Prompt::default() };
-                ids.extend(self.stored_for(&prompt, method).into_iter().map(|(id, _)| id));
+                ids.extend(self.stored_in(&prompt, whole).into_iter().map(|(id, _)| id));
                 parts.push(Some(first..ids.len()));
             } else {
                 parts.push(None);

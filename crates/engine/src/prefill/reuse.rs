@@ -295,8 +295,7 @@ impl Opening {
             None => (Vec::new(), SYSTEM_LABEL.to_owned()),
             Some(index) => (prompt.chunks[index].left.clone(), prompt.chunks[index].label()),
         };
-        let ids = engine.shared(&id).into_iter().chain([id.clone()]);
-        let late = ids.filter(|id| engine.store().is_late(id)).collect();
+        let late = engine.places(&id).filter(|id| engine.store().is_late(id)).collect();
         let chunk = Some(Box::new(ChunkPrefill::start(engine, id, &left, label, observed)?));
         self.computing = Some(Computing { part, chunk, late });
         Ok(())
@@ -344,11 +343,7 @@ fn part_id(engine: &Engine, prompt: &Prompt, chunk: Option<usize>) -> ChunkId {
 
 /// A chunk in the store, or in the shared namespace. One without the wanted statistics counts as missing.
 fn find(engine: &Engine, id: &ChunkId, statistics: &[&dyn ChunkStatistics]) -> Result<Option<Found>> {
-    let found = find_exactly(engine, id, statistics)?;
-    match engine.shared(id).filter(|_| found.is_none()) {
-        Some(shared) => find_exactly(engine, &shared, statistics),
-        None => Ok(found),
-    }
+    engine.places(id).find_map(|id| find_exactly(engine, &id, statistics).transpose()).transpose()
 }
 
 fn find_exactly(engine: &Engine, id: &ChunkId, wanted: &[&dyn ChunkStatistics]) -> Result<Option<Found>> {
@@ -373,13 +368,8 @@ impl Engine {
         let contexts = self.parts_of(prompt, method);
         for index in 0..contexts.chunks.len() {
             let id = self.chunk_id_in(&contexts, index);
-            let mut chunk = self.store().get(&id)?;
-            if chunk.is_none()
-                && let Some(shared) = self.shared(&id)
-            {
-                chunk = self.store().get(&shared)?;
-            }
-            if let Some(chunk) = chunk {
+            if let Some(chunk) = self.places(&id).find_map(|id| self.store().get(&id).transpose()) {
+                let chunk = chunk?;
                 ChunkReader::from(chunk).pin(&**self.decoder().device());
             }
         }
