@@ -20,7 +20,7 @@ use anyhow::{Context as _, Result, bail};
 use axum::http::{HeaderValue, Request};
 use bytes::Bytes;
 use clap::Parser as _;
-use refrain_server::{ApiKeys, Listener, Options, sign_tenant, tls};
+use refrain_server::{ApiKeys, Listener, Options, sign_tenant, stop_signal, tls};
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{Cli, Command, Common, Discovery};
@@ -151,25 +151,5 @@ async fn stop_or(lost: Option<impl Future<Output = ()>>, is_lost: Arc<AtomicBool
     tokio::select! {
         () = stop_signal() => {}
         () = lost => is_lost.store(true, Relaxed),
-    }
-}
-
-/// Waits for Ctrl-C or SIGTERM. A second one ends the program at once.
-async fn stop_signal() {
-    next_signal().await;
-    tokio::spawn(async {
-        next_signal().await;
-        std::process::exit(130);
-    });
-}
-
-async fn next_signal() {
-    let terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate());
-    match terminate {
-        Ok(mut terminate) => tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
-            _ = terminate.recv() => {}
-        },
-        Err(_) => _ = tokio::signal::ctrl_c().await,
     }
 }

@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
+use refrain::store::hex;
 use sha2::{Digest, Sha256};
 
 use crate::output::Console;
@@ -26,7 +27,7 @@ pub(crate) fn checksum(console: &Console, path: &Path) -> Result<String> {
             }
         }
         bar.finish_and_clear();
-        Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+        Ok(hex::encode(&hasher.finalize()))
     };
     sum().with_context(|| format!("cannot read {}", path.display()))
 }

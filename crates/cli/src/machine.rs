@@ -2,6 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use refrain::system_bytes;
+
 /// Options whose values are secrets, which no file of a measurement may hold.
 const SECRETS: [&str; 2] = ["--credential", "--namespace-key"];
 
@@ -48,24 +50,17 @@ pub(crate) fn system() -> String {
 
 /// Most memory that this process has had in bytes, where the system tells.
 pub(crate) fn peak_memory() -> Option<u64> {
-    kib("/proc/self/status", "VmHWM:")
+    system_bytes("/proc/self/status", "VmHWM:")
 }
 
 /// Bytes of this process that are in memory now, where the system tells.
 pub(crate) fn resident_memory() -> Option<u64> {
-    kib("/proc/self/status", "VmRSS:")
+    system_bytes("/proc/self/status", "VmRSS:")
 }
 
 /// Bytes of memory that the machine has, where the system tells.
 pub(crate) fn all_memory() -> Option<u64> {
-    kib("/proc/meminfo", "MemTotal:")
-}
-
-/// The bytes of a line `NAME VALUE kB` of a system file.
-fn kib(file: &str, name: &str) -> Option<u64> {
-    let text = std::fs::read_to_string(file).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+    system_bytes("/proc/meminfo", "MemTotal:")
 }
 
 /// Resets [`peak_memory`] to the memory held now, where the system can.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use refrain::engine::Prefix;
-use refrain_server::{ApiKeys, App, Listener, Options, tls};
+use refrain_server::{ApiKeys, App, Listener, Options, stop_signal, tls};
 use serde_json::json;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -17,7 +17,6 @@ use crate::documents::{Documents, read_documents, unread};
 use crate::methods;
 use crate::output::{Fail, count, json_path, print, print_json};
 use crate::settings::Context;
-use crate::signals::stop_signal;
 
 /// `refrain serve`
 pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {

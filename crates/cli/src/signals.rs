@@ -97,30 +97,6 @@ impl fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
-/// Waits for Ctrl-C or SIGTERM. A second one ends the program at once.
-pub(crate) async fn stop_signal() {
-    next_signal().await;
-    tokio::spawn(async {
-        next_signal().await;
-        std::process::exit(130);
-    });
-}
-
-async fn next_signal() {
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = tokio::signal::ctrl_c() => {}
-                _ = terminate.recv() => {}
-            }
-            return;
-        }
-    }
-    let _ = tokio::signal::ctrl_c().await;
-}
-
 /// Sets a flag at Ctrl-C or SIGTERM. A second one ends the program at once.
 ///
 /// # Errors
@@ -131,7 +107,7 @@ pub(crate) fn stop_flag() -> io::Result<Arc<AtomicBool>> {
     let (set, runtime) = (flag.clone(), Builder::new_current_thread().enable_all().build()?);
     let wait = move || {
         runtime.block_on(async {
-            stop_signal().await;
+            refrain_server::stop_signal().await;
             set.store(true, Ordering::Relaxed);
             // The second signal is waited for here.
             std::future::pending::<()>().await;

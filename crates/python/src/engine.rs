@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use refrain::engine::{DeviceChoice, UnknownDevice};
 use refrain::model::Specials;
-use refrain::store::Limits;
+use refrain::store::{Limits, hex};
 use refrain::{EngineOptions, Library, Question};
 
 use crate::answer::{Answer, TokenStream};
@@ -322,8 +322,7 @@ impl Engine {
     /// Names the model's weights, configuration and precision: equal models have equal ones, on every machine.
     #[getter]
     fn fingerprint(&self) -> PyResult<String> {
-        let digits = |byte: u8| format!("{byte:02x}");
-        Ok(self.opened()?.engine.fingerprint().into_iter().map(digits).collect())
+        Ok(hex::encode(&self.opened()?.engine.fingerprint()))
     }
 
     /// The number of tokens of a text.

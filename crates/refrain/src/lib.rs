@@ -31,6 +31,7 @@ mod hub;
 mod models;
 pub mod quantities;
 mod question;
+mod system_bytes;
 
 pub use calibration::{CalibrationFile, calibration_path, fingerprint, stable_layers};
 pub use choice::{AUTO, Choice, TunedFile, choice, tuned_path};
@@ -45,6 +46,7 @@ pub use refrain_engine::{
     IngestReport, Instructions, Prefix, Prompt, PromptChunk, RequestStats, Sampling, Settings,
     StructuredOutput, Token, TokenStream,
 };
+pub use system_bytes::system_bytes;
 pub use {
     refrain_corpus as corpus, refrain_documents as documents, refrain_engine as engine,
     refrain_eviction as eviction, refrain_fusion as fusion, refrain_kernels as kernels,

@@ -9,6 +9,7 @@ use std::io;
 use std::path::Path;
 
 use axum::http::{HeaderMap, StatusCode, header};
+use refrain::store::hex;
 
 use crate::api_error::ApiError;
 
@@ -95,7 +96,7 @@ impl ApiKeys {
         }
         let mut bits = [0; 32];
         getrandom::fill(&mut bits).map_err(ApiKeysError::Random)?;
-        let key = format!("{PREFIX}{}", bits.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+        let key = format!("{PREFIX}{}", hex::encode(&bits));
         let mut options = fs::OpenOptions::new();
         options.create(true).append(true);
         #[cfg(unix)]

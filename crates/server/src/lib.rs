@@ -30,6 +30,7 @@ mod random;
 mod running;
 mod scheduler;
 mod shares;
+mod stop_signal;
 mod tenant;
 #[cfg(test)]
 mod testing;
@@ -52,3 +53,4 @@ pub use gateway::{
 };
 pub use listener::{Listener, tls};
 pub use options::{Limits, Options};
+pub use stop_signal::stop_signal;

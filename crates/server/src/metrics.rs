@@ -216,8 +216,8 @@ impl Metrics {
             gauge.set(value as i64);
         }
         self.requests.prefix_cache_bytes.set(engine.prefix_cache_bytes() as i64);
-        if let Some(bytes) = resident_memory() {
-            self.memory.set(bytes);
+        if let Some(bytes) = refrain::system_bytes("/proc/self/status", "VmRSS:") {
+            self.memory.set(bytes as i64);
         }
         #[cfg(feature = "remote")]
         if let Some(remote) = engine.store().remote_stats() {
@@ -228,11 +228,4 @@ impl Metrics {
         let _ = encode(&mut text, &self.registry);
         text
     }
-}
-
-/// Resident memory of this process in bytes, where the system tells it.
-fn resident_memory() -> Option<i64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<i64>().ok().map(|kib| kib * 1024)
 }

@@ -1,9 +1,11 @@
 //! Random ids and seeds.
 
+use refrain::store::hex;
+
 /// A unique id: a prefix and 24 hexadecimal digits.
 pub(crate) fn random_id(prefix: &str) -> String {
     let bits: [u8; 12] = random_bytes();
-    format!("{prefix}{}", bits.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+    format!("{prefix}{}", hex::encode(&bits))
 }
 
 /// A seed for a request that gives none. It has 32 bits, so that every client can send it again as it was reported.
