@@ -1,22 +1,11 @@
 //! The seam between the gateway and what connects it with its workers. All else is written against [`Cluster`].
 
-use std::fmt;
-
 use async_trait::async_trait;
 use axum::http::{Request, Response};
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
+pub(crate) use refrain_route::WorkerId;
 use refrain_server::Report;
-
-/// A worker, from the time when it joins until it leaves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct WorkerId(pub(crate) u64);
-
-impl fmt::Display for WorkerId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:x}", self.0)
-    }
-}
 
 /// What becomes known of a worker.
 #[derive(Clone, Debug)]

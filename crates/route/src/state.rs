@@ -1,9 +1,17 @@
 //! The messages of workers.
 
+use std::fmt;
+
 /// A worker's name: the instance id of a discovery service, or any number that a list of workers gives. A worker that starts again may
 /// keep it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerId(pub u64);
+
+impl fmt::Display for WorkerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}", self.0)
+    }
+}
 
 /// Requests that a worker has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

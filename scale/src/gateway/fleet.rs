@@ -96,10 +96,6 @@ pub(crate) struct WorkerStatus {
     pub(crate) model: ModelCard,
 }
 
-fn id(worker: WorkerId) -> refrain_route::WorkerId {
-    refrain_route::WorkerId(worker.0)
-}
-
 impl Fleet {
     /// A fleet without workers, whose choices follow this rule.
     pub(crate) fn new(rule: Rule) -> Fleet {
@@ -178,13 +174,13 @@ impl Fleet {
         let status = |(worker, known): (&WorkerId, &Worker)| {
             let router = inner.routers.get(&known.model.fingerprint)?;
             let (mut digest, mut chunks) = (blake3::Hasher::new(), 0);
-            for key in router.keys(id(*worker)) {
+            for key in router.keys(*worker) {
                 digest.update(&key.to_le_bytes());
                 chunks += 1;
             }
             let status = WorkerStatus {
                 chunks,
-                requests: router.load(id(*worker)).unwrap_or_default().total(),
+                requests: router.load(*worker).unwrap_or_default().total(),
                 digest: digest.finalize().to_hex()[..16].to_owned(),
                 model: known.model.clone(),
             };
@@ -209,7 +205,7 @@ impl Inner {
         tracing::info!(%worker, "a worker takes no more requests");
         let fingerprint = known.model.fingerprint.clone();
         if let Some(router) = self.routers.get_mut(&fingerprint) {
-            router.remove(id(worker));
+            router.remove(worker);
         }
         if !self.workers.values().any(|other| other.is_open && other.model.fingerprint == fingerprint) {
             self.routers.remove(&fingerprint);
@@ -233,7 +229,7 @@ impl Inner {
             let bytes_per_token = report.model.kv_bytes_per_token as u64;
             Router::new(Settings { rule, bytes_per_token, rates: RATES })
         });
-        if let Err(error) = router.add(id(worker)) {
+        if let Err(error) = router.add(worker) {
             tracing::error!(%error, %worker, "a worker is not used");
             return;
         }
@@ -253,7 +249,7 @@ impl Inner {
             HeldChunks::All(keys) => {
                 known.taken += 1;
                 let snapshot = Snapshot { epoch: report.epoch, seq: known.taken, keys };
-                note(worker, router.snapshot(id(worker), &snapshot));
+                note(worker, router.snapshot(worker, &snapshot));
                 Default::default()
             }
         };
@@ -276,11 +272,10 @@ impl Inner {
                 service: report.rates.seconds,
             },
         };
-        note(worker, router.state(id(worker), &state));
+        note(worker, router.state(worker, &state));
     }
 
     fn choose(&mut self, plan: &ChunkPlan, model: Option<&str>, exclude: &[WorkerId]) -> Option<Booking> {
-        let exclude: Vec<refrain_route::WorkerId> = exclude.iter().map(|worker| id(*worker)).collect();
         let chunk = |(key, tokens): &(u64, usize)| Chunk {
             key: *key,
             tokens: u32::try_from(*tokens).unwrap_or(u32::MAX),
@@ -291,7 +286,7 @@ impl Inner {
             chunks: &chunks,
             question: u32::try_from(plan.prompt_tokens.saturating_sub(tokens)).unwrap_or(u32::MAX),
             charge: plan.charge,
-            exclude: &exclude,
+            exclude,
             now: self.started.elapsed().as_secs_f64(),
         };
         self.random = self.random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -305,7 +300,7 @@ impl Inner {
         let routers = routers.filter_map(|(_, router)| Some((least(router)?, router)));
         let (_, router) = routers.min_by_key(|(load, _)| *load)?;
         let choice = router.choose(&request, self.random)?;
-        let worker = WorkerId(choice.worker.0);
+        let worker = choice.worker;
         let known = self.workers.get(&worker)?;
         let (gone, kind) = (known.gone.clone(), Kind::of(&known.model));
         Some(Booking { worker, local_tokens: choice.estimate.held, gone, kind, place: choice.booking })
