@@ -132,15 +132,10 @@ impl Compute {
                 self.ingests.push_back(RunningIngest { client, ingest: *ingest, ingest_span });
             }
             Job::Generate(job) => {
-                let GenerateJob { prompt, method, eviction, sampling, grammar, explain, .. } = *job;
+                let GenerateJob { prompt, request, .. } = *job;
                 let prefill_span = info_span!(parent: &client.span, "prefill", tokens = prompt.len());
-                let request = GenerateRequest {
-                    eviction,
-                    grammar,
-                    speculative_tokens: self.shared.limits.num_speculative_tokens,
-                    explain,
-                    ..GenerateRequest::new(method, sampling)
-                };
+                let speculative_tokens = self.shared.limits.num_speculative_tokens;
+                let request = GenerateRequest { speculative_tokens, ..request };
                 let begun = catch_unwind(AssertUnwindSafe(|| engine.prefill(&prompt, request)));
                 match begun {
                     Ok(Ok(prefill)) => self.prefills.push_back(RunningPrefill {
@@ -328,7 +323,6 @@ impl Compute {
 #[cfg(test)]
 mod tests {
     use refrain::engine::{Parts, Sampling};
-    use refrain::eviction::POLICIES;
     use refrain::fusion::METHODS;
     use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -347,12 +341,8 @@ mod tests {
         let prompt = engine.compose(&Parts { question: "How tight is a bolt?", ..Parts::default() }).unwrap();
         let job = GenerateJob {
             prompt,
-            method: METHODS.select("vanilla").unwrap().built,
-            eviction: POLICIES.select("full").unwrap().built,
-            sampling: Sampling::default(),
-            grammar: None,
+            request: GenerateRequest::new(METHODS.select("vanilla").unwrap().built, Sampling::default()),
             grammar_field: "",
-            explain: false,
         };
         let mut clients: Vec<UnboundedReceiver<Event>> = Vec::new();
         for _ in 0..3 {

@@ -1,11 +1,8 @@
 //! Jobs of the compute thread, and the events that their requests receive.
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use refrain::engine::{Answer, Grammar, Ingest, IngestProgress, IngestReport, Prompt, Sampling, TokenEvent};
-use refrain::eviction::Eviction;
-use refrain::fusion::FusionMethod;
+use refrain::engine::{Answer, GenerateRequest, Ingest, IngestProgress, IngestReport, Prompt, TokenEvent};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::api_error::ApiError;
@@ -18,17 +15,13 @@ pub(crate) enum Job {
     Generate(Box<GenerateJob>),
 }
 
-/// A prompt to answer, with the method, policy and sampling of the request.
+/// A prompt to answer.
 #[derive(Clone, Debug)]
 pub(crate) struct GenerateJob {
     pub(crate) prompt: Prompt,
-    pub(crate) method: Arc<dyn FusionMethod>,
-    pub(crate) eviction: Eviction,
-    pub(crate) sampling: Sampling,
-    pub(crate) grammar: Option<Grammar>,
-    /// Field of the request that the grammar is of.
+    pub(crate) request: GenerateRequest,
+    /// Field of the client's request that the grammar is of.
     pub(crate) grammar_field: &'static str,
-    pub(crate) explain: bool,
 }
 
 /// An event that a request receives about its job.

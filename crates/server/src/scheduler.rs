@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use refrain::engine::{Engine, Prompt};
+use refrain::engine::{Engine, GenerateRequest, Prompt};
 use refrain::eviction::Eviction;
 use refrain::fusion::FusionMethod;
 use tokio::sync::mpsc::UnboundedSender;
@@ -123,10 +123,11 @@ impl Scheduler {
     /// If the job exceeds a limit.
     fn bytes(&self, engine: &Engine, job: &Job) -> Result<JobBytes> {
         let Job::Generate(job) = job else { return Ok(JobBytes::default()) };
-        self.check_tokens(job.prompt.len().saturating_add(job.sampling.max_tokens))?;
+        let GenerateRequest { method, eviction, sampling, .. } = &job.request;
+        self.check_tokens(job.prompt.len().saturating_add(sampling.max_tokens))?;
         let bytes = JobBytes {
-            kv: engine.max_kv_bytes(&job.prompt, job.sampling.max_tokens, &job.eviction)?,
-            prompt: engine.prompt_bytes(&job.prompt, &*job.method, &job.eviction),
+            kv: engine.max_kv_bytes(&job.prompt, sampling.max_tokens, eviction)?,
+            prompt: engine.prompt_bytes(&job.prompt, &**method, eviction),
         };
         let limit = self.0.limits.kv_cache_memory_bytes;
         if bytes.most() > limit {

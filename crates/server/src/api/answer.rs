@@ -6,7 +6,8 @@ use std::time::Instant;
 use futures_util::stream::{self, SelectAll, Stream, StreamExt as _};
 use refrain::corpus::{Source, SourceFinder};
 use refrain::engine::{
-    Engine, Error as EngineError, Grammar, Instructions, Prompt, PromptChunk, Sampling, StructuredOutput,
+    Engine, Error as EngineError, GenerateRequest, Grammar, Instructions, Prompt, PromptChunk, Sampling,
+    StructuredOutput,
 };
 use refrain::eviction::Eviction;
 use refrain::fusion::FusionMethod;
@@ -112,23 +113,20 @@ pub(super) async fn ask(
         "asked"
     );
     let logprobs = sampling.logprobs.is_some();
-    let (method, eviction) = (method.built, policy.built);
     let (grammar, grammar_field) = grammar.map_or((None, ""), |(grammar, field)| (Some(grammar), field));
-    let explain = explain.is_wanted();
     let mut jobs = Vec::with_capacity(prompts.len() * answers_each);
     for (prompt, sampling) in prompts.iter().zip(&samplings) {
         tracing::trace!(target: TEXT_LOG, prompt = app.state.engine.tokenizer().decode(&prompt.ids(), false));
         for index in 0..answers_each {
             let seed = sampling.seed.wrapping_add(index as u64);
-            jobs.push(GenerateJob {
-                prompt: prompt.clone(),
-                method: method.clone(),
-                eviction: eviction.clone(),
-                sampling: Sampling { seed, ..sampling.clone() },
+            let sampling = Sampling { seed, ..sampling.clone() };
+            let request = GenerateRequest {
+                eviction: policy.built.clone(),
                 grammar: grammar.clone(),
-                grammar_field,
-                explain,
-            });
+                explain: explain.is_wanted(),
+                ..GenerateRequest::new(method.built.clone(), sampling)
+            };
+            jobs.push(GenerateJob { prompt: prompt.clone(), request, grammar_field });
         }
     }
     let engine = tenant.engine.clone();
