@@ -5,13 +5,12 @@
 
 use std::fs;
 use std::io::ErrorKind;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError, RwLock};
 
 use redb::{Builder, Database, DatabaseError, ReadTransaction, ReadableDatabase, WriteTransaction};
-use refrain_store::make_private_file;
+use refrain_store::{damage, make_private_file, unless_it_panics};
 
 use crate::error::{Error, Result};
 
@@ -72,25 +71,12 @@ macro_rules! from_redb {
     ($($error:ident),*) => {$(
         impl From<redb::$error> for Failure {
             fn from(error: redb::$error) -> Failure {
-                failure_of(error.into())
+                damage(error.into()).map_or_else(Failure::Database, Failure::Damaged)
             }
         }
     )*};
 }
 from_redb!(StorageError, TableError, TransactionError, CommitError, DatabaseError);
-
-fn failure_of(error: redb::Error) -> Failure {
-    match error {
-        redb::Error::Corrupted(why) => Failure::Damaged(why),
-        redb::Error::Io(error)
-            if matches!(error.kind(), ErrorKind::InvalidData | ErrorKind::UnexpectedEof) =>
-        {
-            Failure::Damaged(error.to_string())
-        }
-        redb::Error::RepairAborted | redb::Error::UpgradeRequired(_) => Failure::Damaged(error.to_string()),
-        error => Failure::Database(error),
-    }
-}
 
 impl From<serde_json::Error> for Failure {
     fn from(error: serde_json::Error) -> Failure {
@@ -201,7 +187,7 @@ impl ReopeningDatabase {
         }
         let closed = || Failure::Other(Error::Database("their file is closed".into()));
         let database = database.as_ref().ok_or_else(closed)?;
-        unless_it_panics(|| work(database))
+        unless_it_panics(|| work(database), Failure::Damaged)
     }
 
     /// Opens the database again, unless another thread has done so since it had been `reopened` so often.
@@ -219,10 +205,11 @@ impl ReopeningDatabase {
 }
 
 fn opened(open: &Open, path: &Path) -> Result<Database> {
-    let outcome = unless_it_panics(|| match open() {
+    let work = || match open() {
         Err(DatabaseError::DatabaseAlreadyOpen) => Err(Error::InUse { path: path.to_owned() }.into()),
         outcome => Ok(outcome?),
-    });
+    };
+    let outcome = unless_it_panics(work, Failure::Damaged);
     outcome.map_err(|failure| match failure {
         Failure::Database(error) => Error::Open { path: path.to_owned(), reason: error.to_string() },
         failure => failure.at(path),
@@ -233,12 +220,6 @@ fn opened(open: &Open, path: &Path) -> Result<Database> {
 pub(super) fn open_file(path: &Path) -> std::result::Result<Database, DatabaseError> {
     make_private_file(path)?;
     Builder::new().set_cache_size(CACHE).set_check_integrity_on_open(true).create(path)
-}
-
-/// The database panics on some damaged pages, and only when it comes to them.
-fn unless_it_panics<T>(work: impl FnOnce() -> Transacted<T>) -> Transacted<T> {
-    let outcome = catch_unwind(AssertUnwindSafe(work));
-    outcome.unwrap_or_else(|_| Err(Failure::Damaged("the database cannot make sense of it".to_owned())))
 }
 
 fn remove(path: &Path) -> Transacted<()> {

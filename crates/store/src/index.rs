@@ -12,7 +12,6 @@ mod tables;
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,10 +26,8 @@ pub(crate) use self::tables::ROWS_READ;
 pub(crate) use self::tables::{IndexRow, Tables, Totals};
 use self::tables::{Snapshot, has_row, set_complete, take_over_earlier_rows};
 use crate::file_names::{BROKEN_INDEX, INDEX, INDEX_LOCK, TEMPORARY};
-use crate::{ChunkKey, Result, StoreError};
+use crate::{ChunkKey, Result, StoreError, unless_it_panics};
 
-/// Reason given for a file on which the database panics.
-const NONSENSE: &str = "it cannot be made sense of";
 /// Bytes of database pages kept in memory.
 const CACHE: usize = 4 << 20;
 
@@ -152,7 +149,7 @@ impl Index {
         work: impl FnOnce(&Database) -> Result<T, IndexError>,
     ) -> Result<T> {
         let database = self.database()?;
-        let outcome = unless_it_panics(|| work(&database));
+        let outcome = unless_it_panics(|| work(&database), IndexError::Broken);
         if matches!(outcome, Err(IndexError::Broken(_) | IndexError::Database(_))) {
             self.lock().take();
             self.complete.store(false, Relaxed);
@@ -171,7 +168,8 @@ impl Index {
             self.complete.store(false, Relaxed);
         }
         let database = Arc::new(self.open()?);
-        unless_it_panics(|| migrate(&database)).map_err(|error| error.at("migrate", &self.path))?;
+        unless_it_panics(|| migrate(&database), IndexError::Broken)
+            .map_err(|error| error.at("migrate", &self.path))?;
         *slot = Some((database.clone(), identity(&self.path)));
         Ok(database)
     }
@@ -249,12 +247,6 @@ thread_local! {
     pub(crate) static COMMITS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// The database panics on some broken pages, and only when it comes to them.
-fn unless_it_panics<T>(work: impl FnOnce() -> Result<T, IndexError>) -> Result<T, IndexError> {
-    let outcome = catch_unwind(AssertUnwindSafe(work));
-    outcome.unwrap_or_else(|_| Err(IndexError::Broken(NONSENSE.to_owned())))
-}
-
 /// Takes over what an earlier build has written.
 fn migrate(database: &Database) -> Result<(), IndexError> {
     if !Snapshot(database.begin_read()?).has_earlier_rows()? {
@@ -292,5 +284,5 @@ fn open_file(path: &Path) -> Result<Database, IndexError> {
             .set_check_integrity_on_open(true)
             .create(path)
     };
-    unless_it_panics(|| Ok(create()?))
+    unless_it_panics(|| Ok(create()?), IndexError::Broken)
 }

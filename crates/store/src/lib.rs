@@ -19,6 +19,7 @@ mod block_digests;
 mod chunk;
 mod chunk_file;
 mod clock;
+mod damage;
 mod disk;
 mod error;
 mod file_names;
@@ -45,6 +46,7 @@ mod tiers;
 mod verify;
 
 pub use chunk::Chunk;
+pub use damage::{damage, unless_it_panics};
 pub use error::{Problem, Result, StoreError};
 pub use file_names::{DOCUMENTS, NEW_DOCUMENTS};
 pub use id::{BosPolicy, ChunkId, UnknownBosPolicy};

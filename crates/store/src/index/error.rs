@@ -1,11 +1,8 @@
-//! Errors inside an index transaction, and which of them mean that the database file is broken.
+//! Errors inside an index transaction.
 
-use std::io::ErrorKind;
 use std::path::Path;
 
-use redb::{DatabaseError, StorageError, TableError, TransactionError};
-
-use crate::StoreError;
+use crate::{StoreError, damage};
 
 /// An error inside an index transaction.
 pub(crate) enum IndexError {
@@ -39,62 +36,39 @@ impl From<StoreError> for IndexError {
     }
 }
 
-impl From<DatabaseError> for IndexError {
-    fn from(error: DatabaseError) -> IndexError {
-        match error {
-            DatabaseError::Storage(error) => error.into(),
-            DatabaseError::UpgradeRequired(_) | DatabaseError::RepairAborted => {
-                IndexError::Broken(error.to_string())
-            }
-            error => IndexError::Database(error.into()),
-        }
-    }
-}
-
-impl From<StorageError> for IndexError {
-    fn from(error: StorageError) -> IndexError {
-        match error {
-            StorageError::Corrupted(why) => IndexError::Broken(why),
-            StorageError::Io(error)
-                if matches!(error.kind(), ErrorKind::InvalidData | ErrorKind::UnexpectedEof) =>
-            {
-                IndexError::Broken(error.to_string())
-            }
-            error => IndexError::Database(error.into()),
-        }
-    }
-}
-
-macro_rules! database_error {
-    ($($error:ty),*) => {$(
-        impl From<$error> for IndexError {
-            fn from(error: $error) -> IndexError {
-                IndexError::Database(error.into())
+macro_rules! from_redb {
+    ($($error:ident),*) => {$(
+        impl From<redb::$error> for IndexError {
+            fn from(error: redb::$error) -> IndexError {
+                damage(error.into()).map_or_else(IndexError::Database, IndexError::Broken)
             }
         }
     )*};
 }
-
-database_error!(TableError, TransactionError, redb::CommitError);
+from_redb!(StorageError, TableError, TransactionError, CommitError, DatabaseError);
 
 #[cfg(test)]
 mod tests {
+    use std::io::ErrorKind;
+
+    use redb::{StorageError, TableError};
+
     use super::*;
 
     /// A healthy index that the system refuses is not to be removed.
     #[test]
     fn only_a_broken_index_is_said_to_be_made_anew() {
-        let said = |error: StorageError| {
-            IndexError::from(error).at("open", Path::new("/store/index.redb")).to_string()
-        };
-        let broken = said(StorageError::Corrupted("a page".to_owned()));
-        assert!(broken.contains("index.redb: a page; it is made anew"), "{broken}");
+        let said = |error: IndexError| error.at("open", Path::new("/store/index.redb")).to_string();
+        let corrupted = || StorageError::Corrupted("a page".to_owned());
+        for broken in [corrupted().into(), TableError::Storage(corrupted()).into()].map(said) {
+            assert!(broken.contains("index.redb: a page; it is made anew"), "{broken}");
+        }
         for (kind, remedy) in [
             (ErrorKind::PermissionDenied, "needs the right to read and write"),
             (ErrorKind::ReadOnlyFilesystem, "where this program can write"),
             (ErrorKind::StorageFull, "make room there"),
         ] {
-            let refused = said(StorageError::Io(kind.into()));
+            let refused = said(StorageError::Io(kind.into()).into());
             assert!(refused.contains(remedy) && !refused.contains("removed"), "{refused}");
         }
     }
