@@ -11,8 +11,8 @@ mod shared;
 mod stats;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::disk::{Disk, Origin};
@@ -21,7 +21,7 @@ use crate::limits::Limits;
 use crate::tiers::{MemoryEntry, Tiers};
 use crate::verify::verify;
 use crate::{
-    Chunk, ChunkCopies, ChunkId, ChunkKey, ChunkReader, GcReport, NewLayers, PutOutcome, Repair, Result,
+    Chunk, ChunkCopies, ChunkId, ChunkKey, ChunkReader, GcReport, NewLayers, PutOutcome, Result,
     VerifyProgress, VerifyReport,
 };
 #[cfg(not(feature = "remote"))]
@@ -66,8 +66,8 @@ impl Store {
 
     /// The chunk from memory, else from disk with everything about it verified.
     ///
-    /// A file that fails is removed (see [`Problem::is_permanent`](crate::Problem::is_permanent)), counted in [`Store::stats`] and told by
-    /// [`Store::take_repairs`]; the caller sees a chunk that is not there, and computes it again.
+    /// A file that fails is removed (see [`Problem::is_permanent`](crate::Problem::is_permanent)), counted in [`Store::stats`] and
+    /// told in the log; the caller sees a chunk that is not there, and computes it again.
     ///
     /// # Errors
     /// If no chunk can have this identity: it is empty or too large.
@@ -128,9 +128,10 @@ impl Store {
         None
     }
 
-    /// Files that failed since this was last asked, the latest 256 of them.
-    pub fn take_repairs(&self) -> Vec<Repair> {
-        self.0.repairs.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect()
+    /// Files that failed since this was last asked.
+    #[cfg(test)]
+    pub(crate) fn take_repairs(&self) -> Vec<crate::Repair> {
+        std::mem::take(&mut self.0.repairs.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
     /// Has copies of chunks told of chunks that are removed, as long as they are there.

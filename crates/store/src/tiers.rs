@@ -11,7 +11,7 @@ mod memory;
 
 #[cfg(feature = "remote")]
 use std::collections::BTreeMap;
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::fs::File;
 use std::ops::Deref;
 use std::path::PathBuf;
@@ -38,8 +38,6 @@ use crate::info::{PutOutcome, Repair};
 use crate::key::ChunkKey;
 use crate::rooms::Rooms;
 
-/// Most repairs remembered until somebody asks for them.
-const REPAIRS: usize = 256;
 /// Most files that readers keep open: a prompt may have more chunks than a process may have files.
 const OPEN_FILES: usize = 256;
 /// Most deleted chunks that are remembered.
@@ -64,7 +62,9 @@ pub(crate) struct Tiers {
     /// Those who keep copies of chunks.
     pub(crate) keepers: Keepers,
     pub(crate) counters: Counters,
-    pub(crate) repairs: Mutex<VecDeque<Repair>>,
+    /// All repairs, for tests to see.
+    #[cfg(test)]
+    pub(crate) repairs: Mutex<Vec<Repair>>,
     /// Files that readers have open.
     pub(crate) open_files: Arc<()>,
     /// Removals of chunks so far: what was opened or asked for before one of them is not kept after it.
@@ -106,6 +106,7 @@ impl Tiers {
             disk,
             keepers: Keepers::default(),
             counters: Counters::default(),
+            #[cfg(test)]
             repairs: Mutex::default(),
             open_files: Arc::default(),
             removals: AtomicU64::new(0),
@@ -225,21 +226,23 @@ impl Tiers {
         }
     }
 
-    /// Removes a broken file, counts it and remembers why. Never fails: what cannot be removed is left and told.
+    /// Removes a broken file and counts it. Never fails: a file that cannot be removed is left and counted.
     pub(crate) fn repair(&self, path: PathBuf, problem: Problem) {
         let removed = problem.is_permanent() && remove(&path).unwrap_or(false);
         self.record(Repair { path, problem, removed });
     }
 
+    /// Counts a file that failed. One that was removed is told in the log; one that stays would be told at every use.
     pub(crate) fn record(&self, repair: Repair) {
+        let Repair { path, problem, removed } = &repair;
         let counters = &self.counters;
-        let counter = if repair.removed { &counters.removed } else { &counters.unusable };
+        let counter = if *removed { &counters.removed } else { &counters.unusable };
         counter.fetch_add(1, Relaxed);
-        let mut repairs = self.repairs.lock().unwrap_or_else(PoisonError::into_inner);
-        if repairs.len() == REPAIRS {
-            repairs.pop_front();
+        if *removed {
+            tracing::warn!(path = %path.display(), %problem, "a broken file was removed from the store");
         }
-        repairs.push_back(repair);
+        #[cfg(test)]
+        self.repairs.lock().unwrap_or_else(PoisonError::into_inner).push(repair);
     }
 
     /// Writes something that says its bytes, or nothing if it was there, and counts it.

@@ -107,6 +107,26 @@ fn a_broken_layer_read_by_many_threads_is_removed_before_any_of_them_goes_on() {
     }
 }
 
+/// The log names a file that was removed, and why, once.
+#[test]
+fn a_removed_file_is_told_in_the_log() {
+    let (dir, logs) = (tempdir().unwrap(), tempdir().unwrap());
+    let (chunk, store) = (chunk(), open(&dir));
+    stored(store.put(chunk.clone()).unwrap());
+    let (store, path, log) = (open(&dir), path(&store, &chunk), logs.path().join("log"));
+    fs::write(&path, &chunk.to_bytes()[..100]).unwrap();
+    let writer = std::sync::Mutex::new(fs::File::create(&log).unwrap());
+    let subscriber = tracing_subscriber::fmt().with_writer(writer).with_ansi(false).finish();
+    tracing::subscriber::with_default(subscriber, || {
+        assert!(store.get(chunk.id()).unwrap().is_none());
+        assert!(store.get(chunk.id()).unwrap().is_none());
+    });
+    let told = fs::read_to_string(log).unwrap();
+    assert_eq!(told.matches(path.to_str().unwrap()).count(), 1, "{told}");
+    let problem = store.take_repairs()[0].problem.to_string();
+    assert!(told.contains("WARN") && told.contains(&problem), "{told}");
+}
+
 /// A file with any fault is removed, counted and told, and the chunk can be stored again.
 #[test]
 fn broken_files_are_removed_and_replaced() {
