@@ -139,7 +139,7 @@ impl TaskLoader<'_> {
     }
 
     fn ruler_options(&self, length: usize) -> RulerOptions {
-        RulerOptions { max_tokens: self.max_tokens(), room: Some(self.fitting(length)), chat: true }
+        RulerOptions { max_tokens: self.max_tokens(), room: Some(self.fitting(length)) }
     }
 
     /// A job of samples that were fitted to `length`.
@@ -147,11 +147,10 @@ impl TaskLoader<'_> {
         &self,
         task: &str,
         scoring: Scoring,
-        mut samples: Vec<Sample>,
+        samples: Vec<Sample>,
         length: usize,
         source: &str,
     ) -> LoadedTask {
-        samples.iter_mut().for_each(|sample| sample.length = Some(length));
         let mut job = self.job(task, scoring, samples);
         job.about.length = Some(length);
         self.note(&mut job, source);

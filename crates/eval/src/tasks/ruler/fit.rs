@@ -26,7 +26,6 @@ pub(super) struct LengthBudget<'a> {
     room: usize,
     seed: u64,
     tokens: &'a dyn Fn(&str) -> usize,
-    chat: bool,
     /// New tokens: they count into the length.
     pub(super) max_tokens: usize,
 }
@@ -41,7 +40,7 @@ impl<'a> LengthBudget<'a> {
     ) -> LengthBudget<'a> {
         let max_tokens = options.max_tokens.unwrap_or(task.tokens_to_generate);
         let room = options.room.map_or(length, |room| room.min(length));
-        LengthBudget { task, length, room, seed, tokens, chat: options.chat, max_tokens }
+        LengthBudget { task, length, room, seed, tokens, max_tokens }
     }
 
     /// The length that the task's parameters depend on.
@@ -94,7 +93,8 @@ impl<'a> LengthBudget<'a> {
             if self.size(&prompt) <= self.room {
                 return Ok(Sample {
                     id: format!("{}-{}-{index}", self.task.name, self.length),
-                    chat: self.chat,
+                    // The chat template does not count into the length.
+                    chat: true,
                     max_tokens: self.max_tokens,
                     length: Some(self.length),
                     ..prompt

@@ -44,8 +44,6 @@ pub struct RulerOptions {
     pub max_tokens: Option<usize>,
     /// Most tokens of prompt and answer, where the model's context leaves fewer than the length. A task's parameters are those of the length.
     pub room: Option<usize>,
-    /// Whether the chat template goes around the prompt. It does not count into the length.
-    pub chat: bool,
 }
 
 /// A template with its `{place}`s filled in.

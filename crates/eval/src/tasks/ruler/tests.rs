@@ -30,7 +30,7 @@ fn every_task_fills_its_length_and_says_the_answer() {
     for task in TASKS {
         for length in LENGTHS {
             for max_tokens in [None, Some(64)] {
-                let options = RulerOptions { max_tokens, chat: true, ..RulerOptions::default() };
+                let options = RulerOptions { max_tokens, ..RulerOptions::default() };
                 let samples = ruler.samples(task.name, length, 3, 42, &words, &options).unwrap();
                 assert_eq!(samples.len(), 3);
                 for (index, sample) in samples.iter().enumerate() {
