@@ -119,17 +119,22 @@ impl EvictingCache {
         Ok(budget.filter(|budget| !budget.decoding || budget.most.saturating_add(1) < room))
     }
 
-    /// Budget of the cache of a request of `room` tokens; none where the policy has none and heads keep no caches of their own. There
-    /// always is one where the cache is `sparse`: of a prompt of which a part is kept.
+    /// Budget of the cache of a request of `room` tokens; none where the policy has none, heads keep no caches of their own, and the cache
+    /// is not `sparse`: of a prompt of which a part is kept.
     pub(crate) fn budget(
         eviction: &Eviction,
         prompt: &PromptSpans,
         room: usize,
         sparse: bool,
     ) -> crate::Result<Option<Budget>> {
-        let bounded = eviction.per_query_head || sparse;
-        let budget = EvictingCache::policy_budget(eviction, prompt, room)?;
-        Ok(budget.or(bounded.then_some(Budget::once(room))))
+        let of_policy = EvictingCache::policy_budget(eviction, prompt, room)?;
+        Ok(EvictingCache::bounded(of_policy, eviction, room, sparse))
+    }
+
+    /// The policy's budget, or where it has none and the cache needs one, a budget that holds all tokens.
+    fn bounded(of_policy: Option<Budget>, eviction: &Eviction, room: usize, sparse: bool) -> Option<Budget> {
+        let is_needed = eviction.per_query_head || sparse;
+        of_policy.or(is_needed.then_some(Budget::once(room)))
     }
 
     /// A cache for a request of `room` tokens; none where it has no [budget](EvictingCache::budget). `prompt` and `room` count
@@ -144,8 +149,9 @@ impl EvictingCache {
         left_out: Option<usize>,
     ) -> crate::Result<Option<EvictingCache>> {
         let sparse = left_out.is_some();
-        let Some(budget) = EvictingCache::budget(eviction, &prompt, room, sparse)? else { return Ok(None) };
-        let evicts = EvictingCache::policy_budget(eviction, &prompt, room)?.is_some();
+        let of_policy = EvictingCache::policy_budget(eviction, &prompt, room)?;
+        let evicts = of_policy.is_some();
+        let Some(budget) = EvictingCache::bounded(of_policy, eviction, room, sparse) else { return Ok(None) };
         let (heads, group) = match eviction.per_query_head {
             true => (config.heads, 1),
             false => (config.kv_heads, config.heads / config.kv_heads),
