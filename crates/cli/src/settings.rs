@@ -22,7 +22,7 @@ use sha2::{Digest, Sha256};
 use crate::args::{Global, PrefixArg, Shared};
 use crate::output::{Console, Fail, show};
 
-/// Least bytes of chunks in memory of a store in memory alone: nothing of a sample may be prefilled again.
+/// Least bytes of a store in memory: nothing of a sample may be prefilled again.
 const MEMORY: u64 = 4 << 30;
 
 /// The options of every command, resolved.

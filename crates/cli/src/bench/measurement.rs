@@ -18,7 +18,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// Of one value at least.
+    /// `values` has one at least.
     pub(crate) fn of(mut values: Vec<f64>) -> Spread {
         values.sort_by(f64::total_cmp);
         let (low, high) = ((values.len() - 1) / 2, values.len() / 2);
