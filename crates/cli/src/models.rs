@@ -1,7 +1,7 @@
 //! `refrain models`: the models that are known by name, and what is known of them.
 
 use anyhow::Result;
-use refrain::{KNOWN, KnownModel};
+use refrain::{Choice, KNOWN, KnownModel, choice, tuned_path};
 use serde_json::{Value, json};
 
 use crate::output::{print, print_json};
@@ -11,7 +11,8 @@ use crate::table::Table;
 /// `refrain models`
 pub(crate) fn run(context: &Context) -> Result<()> {
     if context.json {
-        return print_json(&KNOWN.iter().map(|known| as_json(context, known)).collect::<Vec<_>>());
+        let models = KNOWN.iter().map(|known| as_json(context, known)).collect::<Result<Vec<_>>>()?;
+        return print_json(&models);
     }
     let mut table = Table::new(&[
         "<name",
@@ -24,8 +25,9 @@ pub(crate) fn run(context: &Context) -> Result<()> {
         "<fetched",
     ]);
     for known in KNOWN.iter() {
-        let choice = match (&known.method, &known.prefix) {
-            (Some(method), Some(prefix)) => format!("{method}, {prefix}"),
+        let choice = match (tuned(context, known)?, &known.method, &known.prefix) {
+            (Some(choice), ..) => format!("{}, {} (tuned)", choice.method, choice.prefix),
+            (None, Some(method), Some(prefix)) => format!("{method}, {prefix}"),
             _ => "not measured".to_owned(),
         };
         table.push(vec![
@@ -42,7 +44,7 @@ pub(crate) fn run(context: &Context) -> Result<()> {
     print(&table.text())?;
     context.say(
         "method, prefix: what `auto` stands for, found near the full prefill; `refrain tune` finds them for other models and \
-         documents. `refrain pull NAME` fetches a model.",
+         documents, and `refrain tune --forget` goes back to what is built in. `refrain pull NAME` fetches a model.",
     );
     Ok(())
 }
@@ -51,19 +53,42 @@ fn is_fetched(context: &Context, known: &KnownModel) -> bool {
     context.models.join(&known.file).is_file()
 }
 
-fn as_json(context: &Context, known: &KnownModel) -> Value {
-    json!({
+/// The choice of `refrain tune` for a model that is fetched, which goes before the one that is built in.
+fn tuned(context: &Context, known: &KnownModel) -> Result<Option<Choice>> {
+    let folder = context.data_folder.as_deref();
+    let has_choices = folder.is_some_and(|folder| folder.join("tuned").is_dir());
+    if !has_choices || !is_fetched(context, known) {
+        return Ok(None);
+    }
+    // A file that is no model has no choice, and keeps nobody from the list.
+    let Ok(fingerprint) = context.fingerprint_of(&known.name) else { return Ok(None) };
+    let mut is_used = tuned_path(folder, &fingerprint)?.exists();
+    let choice = choice(&known.name, &fingerprint, folder, &mut |warning| {
+        is_used = false;
+        context.console.warn(warning);
+    })?;
+    Ok(is_used.then_some(choice))
+}
+
+fn as_json(context: &Context, known: &KnownModel) -> Result<Value> {
+    let tuned = tuned(context, known)?;
+    let (method, prefix) = match &tuned {
+        Some(choice) => (Some(choice.method.clone()), Some(choice.prefix.to_string())),
+        None => (known.method.clone(), known.prefix.clone()),
+    };
+    Ok(json!({
         "name": known.name,
         "title": known.title,
         "quantization": known.quantization,
         "size": known.size,
         "context": known.context,
         "licence": known.licence,
-        "method": known.method,
-        "prefix": known.prefix,
+        "method": method,
+        "prefix": prefix,
+        "tuned": tuned.is_some(),
         "sha256": known.sha256,
         "hub": known.address(),
         "path": context.models.join(&known.file),
         "fetched": is_fetched(context, known),
-    })
+    }))
 }

@@ -297,6 +297,12 @@ impl Context {
         Ok(hex::encode(&self.model_identity()?[..8]))
     }
 
+    /// [`Context::fingerprint`] of another model.
+    pub(crate) fn fingerprint_of(&self, model: &str) -> Result<String> {
+        let files = ModelFiles::open(&resolve(model, &self.models)?)?;
+        Ok(hex::encode(&self.identity(&files)?[..8]))
+    }
+
     /// [`Console::bar`].
     pub(crate) fn bar(&self, what: &'static str, rest: &str) -> ProgressBar {
         self.console.bar(what, rest)

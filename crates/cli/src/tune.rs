@@ -1,9 +1,11 @@
 //! `refrain tune`: how near each method comes to vanilla on the user's model and documents, at which time to the first token;
 //! the cheapest that is near enough becomes the model's choice.
 
+mod forget;
 mod front;
+mod rank;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::path::Path;
 use std::time::Instant;
 
@@ -19,7 +21,9 @@ use serde::Deserialize;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
+use self::forget::forget;
 use self::front::{choose, failed, front, nearest, table};
+use self::rank::{rank, words_of};
 use crate::args;
 use crate::documents::{Documents, read_documents};
 use crate::eval::{about, prefix_texts, show, variants, write_report};
@@ -47,6 +51,9 @@ struct Question {
 
 /// `refrain tune`
 pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
+    if args.forget {
+        return forget(context);
+    }
     let matrix = Matrix {
         methods: args.methods.clone(),
         prefix: args.prefixes.clone(),
@@ -59,6 +66,12 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
     let variants = variants(context, &matrix)?;
     prefix_texts(&variants)?;
     let Documents { documents, failures } = read_documents(context.console, &args.paths)?;
+    context.say(&format!(
+        "up to {} are answered by {}, which takes about an hour with 24 questions and all methods; \
+         --time-budget 10m ends it earlier, and the same command goes on",
+        count(args.samples as usize, "question"),
+        count(variants.len(), "variant")
+    ));
     let engine = context.memory_engine()?.behind(&[])?;
     let samples = samples(context, &engine, &documents, args)?;
     let job = LoadedTask {
@@ -344,30 +357,6 @@ fn question_in(text: &str) -> Option<String> {
     (!words.is_empty()).then(|| format!("{words}?"))
 }
 
-fn words_of(text: &str) -> HashSet<String> {
-    let words = text.split(|c: char| !c.is_alphanumeric()).filter(|word| word.chars().count() > 2);
-    words.map(str::to_lowercase).collect()
-}
-
-/// Chunks by the weight of the question's words that they hold, rare words weighing more; the chunk that a question was made of
-/// comes first.
-fn rank(chunks: &[HashSet<String>], question: &str, source: Option<usize>) -> Vec<usize> {
-    let asked = words_of(question);
-    let weight: HashMap<&String, f64> = asked
-        .iter()
-        .map(|word| (word, chunks.iter().filter(|chunk| chunk.contains(word)).count()))
-        .map(|(word, holding)| (word, (1.0 + chunks.len() as f64 / (1.0 + holding as f64)).ln()))
-        .collect();
-    let score = |index: usize| -> f64 {
-        let own =
-            weight.iter().filter(|(word, _)| chunks[index].contains(**word)).map(|(_, weight)| weight).sum();
-        if source == Some(index) { f64::INFINITY } else { own }
-    };
-    let mut order: Vec<usize> = (0..chunks.len()).collect();
-    order.sort_by(|a, b| score(*b).total_cmp(&score(*a)).then(a.cmp(b)));
-    order
-}
-
 #[cfg(test)]
 mod tests {
     use refrain::engine::Prefix;
@@ -433,13 +422,5 @@ mod tests {
         assert_eq!(found("Sure:\n1. \"How tight is it? Very.\"").as_deref(), Some("How tight is it?"));
         assert_eq!(found("**Question: Who?").as_deref(), Some("Who?"));
         assert_eq!((found("No question."), found(" ?")), (None, None));
-    }
-
-    #[test]
-    fn chunks_are_ranked_by_the_rare_words_of_the_question() {
-        let chunks: Vec<HashSet<String>> =
-            ["the bolt of the stem", "the wheel and the chain", "a waxed chain"].map(words_of).into();
-        assert_eq!(rank(&chunks, "How is a waxed chain kept?", None), [2, 1, 0]);
-        assert_eq!(rank(&chunks, "How is a waxed chain kept?", Some(0)), [0, 2, 1]);
     }
 }

@@ -15,8 +15,11 @@ const TUNED: &str = "pie;lego_link:charge=0.1;cache_blend:charge=0.15;prophet_kv
 #[derive(Debug, Args)]
 pub(crate) struct Tune {
     /// Text, Markdown, HTML, PDF, DOCX or JSONL (title, text) files, or folders of them
-    #[arg(required = true, value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    #[arg(required_unless_present = "forget", value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) paths: Vec<PathBuf>,
+    /// Remove the model's choice, so that --method auto is what is built in; answers are kept, and the next tune goes on with them
+    #[arg(long, conflicts_with_all = ["paths", "output"])]
+    pub(crate) forget: bool,
     /// Questions, a JSON object a line: {"question": …, "answers": […]}; without answers, vanilla's are to be kept [default: the model
     /// makes them of the documents]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]

@@ -56,6 +56,12 @@ fn a_model_is_tuned_and_auto_follows_the_choice() {
     assert_eq!(answered["auto"]["method"], choice["method"]);
     assert!(answered["auto"]["why"].as_str().unwrap().starts_with("tuned with 2 questions"), "{answered}");
     assert_eq!(answered["answers"][0]["stats"]["other_prefix_chunks"], 0);
+    // The list of models shows it.
+    let model = |home: &Home| home.json(&["models"])[0].clone();
+    let shown = model(&home);
+    assert_eq!((&shown["method"], &shown["prefix"]), (&choice["method"], &json!("system")), "{shown}");
+    assert_eq!(shown["tuned"], true);
+    assert!(home.run(&["models"]).good().out.contains("system (tuned)"));
     // Chunks of the prefix are the store's; another system message does not fit them, and is told once.
     let listed = home.json(&["store", "ls"]);
     let chunks = listed["chunks"].as_array().unwrap_or_else(|| panic!("{listed}"));
@@ -71,11 +77,20 @@ fn a_model_is_tuned_and_auto_follows_the_choice() {
     let said = home.run(&ask).good().err;
     assert!(said.contains("is not used") && !said.contains("tuned with"), "{said}");
     assert!(said.contains("built in for this model"), "{said}");
+    assert_eq!(model(&home)["tuned"], false);
     // A method that is named has its own way, behind the same prefix.
     let words = ["ask", "--docs", docs, "--max-tokens", "4", "--method", "pie", "What is a stem?"];
     let named = home.json(&words);
     assert_eq!((&named["answers"][0]["method"], &named["prefix"]), (&json!("pie"), &json!("averaged")));
     assert!(!home.run(&words).good().err.contains("built in"));
+    // A choice that is forgotten leaves what is built in.
+    std::fs::write(&file, text).unwrap();
+    assert_eq!(model(&home)["tuned"], true);
+    let forgotten = home.run(&["tune", "--forget"]).good().out;
+    assert!(forgotten.contains("removed") && forgotten.contains("built in for this model"), "{forgotten}");
+    assert_eq!((file.exists(), &model(&home)["prefix"]), (false, &json!("averaged")));
+    assert_eq!(home.json(&["tune", "--forget"])["removed"], Value::Null);
+    home.run(&["tune", docs, "--forget"]).failed(2, &["--forget"]);
 }
 
 #[test]
