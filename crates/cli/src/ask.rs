@@ -319,10 +319,11 @@ pub(crate) fn stats_line(asked: &Method, policy: &Policy, stats: &RequestStats) 
     let heads = if policy.built.per_query_head { "query head" } else { "KV head" };
     line.push_str(&format!("\n{}: {} tokens retained for each {heads}", policy.spec, stats.retained_tokens));
     line.push_str(&format!(
-        ", KV {} ({} of full attention's {}), at peak {}, {} beside",
-        bytes(stats.kv_bytes as u64),
-        percent(stats.kv_bytes, stats.kv_bytes_full),
+        ", KV {} ({} of full attention's {}), {} allocated, at peak {}, {} beside",
+        bytes(stats.kv_bytes_held as u64),
+        percent(stats.kv_bytes_held, stats.kv_bytes_full),
         bytes(stats.kv_bytes_full as u64),
+        bytes(stats.kv_bytes as u64),
         bytes(stats.kv_bytes_peak as u64),
         bytes(stats.side_bytes as u64),
     ));

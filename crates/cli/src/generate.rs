@@ -58,8 +58,7 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
         ignore_eos: args.ignore_end,
         ..GenerateRequest::new(method.built.clone(), sampling.clone())
     };
-    let token_bytes = engine.decoder().shape().token_bytes(context.global.kv);
-    let mut page = Page::new(context, prompt.len(), token_bytes);
+    let mut page = Page::new(context, prompt.len());
     let answer = engine.answer(&prompt, &request, |progress| page.show(progress))?;
     page.finish()?;
     if context.json {
@@ -82,16 +81,16 @@ struct Page {
     line: String,
     started: Option<Instant>,
     prompt: usize,
-    token_bytes: usize,
     ends_line: bool,
     failed: Option<io::Error>,
 }
 
 impl Page {
-    fn new(context: &Context, prompt: usize, token_bytes: usize) -> Page {
+    fn new(context: &Context, prompt: usize) -> Page {
         let shown = !context.console.quiet && !context.json && io::stderr().is_terminal();
         let bar = if shown {
-            let template = if io::stdout().is_terminal() { "{prefix}\n{msg:.dim}" } else { "{msg:.dim}" };
+            let template =
+                if io::stdout().is_terminal() { "{prefix}\n{wide_msg:.dim}" } else { "{wide_msg:.dim}" };
             let style =
                 ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
             ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10)).with_style(style)
@@ -107,7 +106,6 @@ impl Page {
             line: String::new(),
             started: None,
             prompt,
-            token_bytes,
             ends_line: true,
             failed: None,
         }
@@ -118,15 +116,7 @@ impl Page {
         // The first token's time is not that of those after it.
         let started = *self.started.get_or_insert_with(Instant::now);
         let rate = (progress.tokens - 1) as f64 / started.elapsed().as_secs_f64().max(1e-9);
-        let seen = self.prompt + progress.tokens;
-        self.bar.set_message(format!(
-            "{} tokens  {} tokens/s  KV {} for {} of {seen} tokens, {} of full attention",
-            progress.tokens,
-            number(rate),
-            bytes(progress.kv_bytes as u64),
-            progress.retained,
-            percent(progress.kv_bytes, seen * self.token_bytes),
-        ));
+        self.bar.set_message(status(&progress, rate, self.prompt + progress.tokens));
         if self.writes && !progress.text.is_empty() {
             match self.width {
                 Some(width) => self.lines(progress.text, width),
@@ -164,6 +154,18 @@ impl Page {
     }
 }
 
+/// The line below the text. `seen` is the tokens of prompt and answer, all of which full attention retains.
+fn status(progress: &TokenEvent<'_>, rate: f64, seen: usize) -> String {
+    format!(
+        "{} tokens  {} tokens/s  KV {} for {} of {seen} tokens ({})",
+        progress.tokens,
+        number(rate),
+        bytes(progress.kv_bytes as u64),
+        progress.retained,
+        percent(progress.retained, seen),
+    )
+}
+
 /// The first line of a text and the rest, if the line is complete: at a line end, or at the last space before it gets
 /// wider than `width`.
 fn broken(text: &str, width: usize) -> Option<(&str, &str)> {
@@ -186,7 +188,25 @@ fn terminal_width() -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::broken;
+    use super::*;
+
+    #[test]
+    fn the_status_compares_tokens_with_tokens_and_fits_80_columns() {
+        let event = TokenEvent {
+            text: "",
+            tokens: 76,
+            token: None,
+            logprobs: None,
+            retained: 113,
+            kv_bytes: 13_841_000,
+        };
+        assert_eq!(
+            status(&event, 68.4, 114),
+            "76 tokens  68 tokens/s  KV 13.2 MiB for 113 of 114 tokens (99 %)"
+        );
+        let long = TokenEvent { tokens: 50_000, retained: 2048, ..event };
+        assert!(status(&long, 1234.5, 150_000).len() < 80);
+    }
 
     #[test]
     fn lines_break_at_their_ends_at_spaces_and_where_there_is_none() {

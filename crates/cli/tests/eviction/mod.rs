@@ -49,7 +49,12 @@ fn an_answer_in_a_bounded_cache_says_what_it_holds() {
         home.json(&words)["answers"][0]["tokens"].clone()
     };
     assert_eq!(tokens("full"), tokens("morph_kv:capacity=4000"));
+    // Bytes of tokens that are held are compared with those of all tokens, however much is allocated for more.
+    *words.last_mut().unwrap() = "morph_kv:capacity=4000";
+    let said = home.run(&words).good().err;
+    assert!(said.contains("(100 % of full attention's") && said.contains(" allocated, at peak"), "{said}");
     // Compared with full attention, which a small cache is not.
+    *words.last_mut().unwrap() = "morph_kv:capacity=64,window=8,fuse=max";
     let mut compared = words.clone();
     compared.extend(["--compare", "vanilla"]);
     assert!(home.json(&compared)["comparison"][0]["kl"].as_f64().unwrap() > 0.0);
