@@ -277,7 +277,7 @@ fn one(
     let quality = judge_template(judge, matrix, &jobs)?;
     let scorer = Scorer { judge, quality: quality.as_deref(), encode: &encode };
     let options = matrix.run_options(until);
-    let bar = context.bar("", "{percent}% {msg}");
+    let bar = context.console.message_bar();
     let started = Instant::now();
     let (mut first, mut failed) = (None, 0);
     let whole = run.answer((name, &engine), &jobs, variants, &options, &scorer, |step| {

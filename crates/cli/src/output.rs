@@ -216,6 +216,11 @@ impl Console {
         if self.quiet { ProgressBar::hidden() } else { bar(what, rest) }
     }
 
+    /// A progress bar with its percentage and a message that changes; hidden where standard error is no terminal.
+    pub(crate) fn message_bar(&self) -> ProgressBar {
+        if self.quiet { ProgressBar::hidden() } else { styled(MESSAGE_BAR) }
+    }
+
     /// A spinner for work of unknown length; hidden where standard error is no terminal.
     pub(crate) fn spinner(&self, what: &'static str) -> ProgressBar {
         if self.quiet { ProgressBar::hidden() } else { spinner(what) }
@@ -271,8 +276,15 @@ pub(crate) fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// A progress bar on standard error. `{rate}` in `rest` is tokens a second, `{left}` the time that is left, once that can be told.
+/// A bar whose message is cut at the terminal's width.
+const MESSAGE_BAR: &str = "{bar:20.cyan} {percent}% {wide_msg}";
+
+/// A progress bar on standard error, as wide as the terminal leaves room. `{rate}` in `rest` is tokens a second, `{left}` the time that is left, once that can be told.
 fn bar(what: &'static str, rest: &str) -> ProgressBar {
+    styled(&format!("{{msg}} {{wide_bar:.cyan}} {rest}")).with_message(what)
+}
+
+fn styled(template: &str) -> ProgressBar {
     let rate = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
         let _ = write!(out, "{:.0} tokens/s", state.per_sec());
     };
@@ -281,10 +293,9 @@ fn bar(what: &'static str, rest: &str) -> ProgressBar {
             let _ = write!(out, ", {:#} left", HumanDuration(state.eta()));
         }
     };
-    let template = format!("{{msg}} {{bar:30.cyan}} {rest}");
-    let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     let style = style.with_key("rate", rate).with_key("left", left).progress_chars("━╸ ");
-    let bar = ProgressBar::no_length().with_style(style).with_message(what);
+    let bar = ProgressBar::no_length().with_style(style);
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
 }

@@ -231,17 +231,19 @@ impl Context {
             strict_numerics: self.global.strict_numerics,
             shared: (self.global.shared == Shared::Read).then(|| SHARED.to_owned()),
         };
+        // A prefix that is the model's choice is found by hashing the model, with a bar of its own.
+        let prefix = self.prefix()?;
         let bar = self.bar("loading the model", "{percent}%");
         let mut options = EngineOptions::new(&self.global.model)
             .models(&self.models)
             .data_folder(self.data_folder.clone())
             .settings(settings)
             .instructions(around.clone())
-            .prefix(self.prefix()?)
+            .prefix(prefix)
             // Commands name their method themselves.
             .method("vanilla")
             .on_progress(|done, total| show(&bar, done as u64, total as u64))
-            .on_warning(|warning| self.console.warn(warning));
+            .on_warning(|warning| bar.suspend(|| self.console.warn(warning)));
         if let Some(file) = &self.global.calibration {
             options = options.calibration(file);
         }

@@ -92,7 +92,7 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
     let scorer = Scorer { judge: None, quality: None, encode: &|_| Vec::new() };
     let until = args.time_budget.map(|budget| Instant::now() + budget);
     let options = matrix.run_options(until);
-    let (bar, started) = (context.bar("", "{percent}% {msg}"), Instant::now());
+    let (bar, started) = (context.console.message_bar(), Instant::now());
     let (name, mut first) = (context.global.model.as_str(), None);
     let whole = run.answer((name, &engine), &jobs, &variants, &options, &scorer, |step| {
         show(&bar, name, step, *first.get_or_insert(step.done), started);

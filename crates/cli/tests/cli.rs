@@ -10,6 +10,7 @@ mod install;
 #[cfg(feature = "remote")]
 mod job;
 mod pull;
+mod screen;
 mod serve;
 mod sparse;
 mod store;

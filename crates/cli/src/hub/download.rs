@@ -115,7 +115,7 @@ impl Downloads<'_> {
                 || range.is_some_and(|range| range.starts_with(&format!("bytes {start}-"))),
             "the bytes from {start} on were asked for, and the answer has others"
         );
-        let bar = self.console.bar("", "{bytes} of {total_bytes}, {bytes_per_sec}{left}");
+        let bar = self.console.bar("fetching", "{bytes} of {total_bytes}, {bytes_per_sec}{left}");
         bar.set_length(size);
         let (mut length, mut block) = (start, vec![0; 1 << 16]);
         let mut reader = response.into_body().into_reader().take(size - start);

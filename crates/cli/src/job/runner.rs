@@ -55,7 +55,7 @@ impl Runner<'_> {
     /// Works until the job is done, and says what came of it.
     pub(super) fn run<W: Work>(&self, context: &Context, job: &Job, work: &mut W) -> Result<()> {
         let unit = nouns(&job.manifest().kind).1;
-        let bar = context.bar("", "{percent}% {msg}");
+        let bar = context.console.message_bar();
         let mut done = None;
         let report = job.run(work, &self.options, &self.stop, |step| {
             show(&bar, unit, step);

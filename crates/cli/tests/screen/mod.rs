@@ -1,0 +1,35 @@
+//! What a person's terminal shows.
+
+use super::*;
+
+impl Home {
+    /// What a terminal of so many columns shows of a command in the end. Ctrl-C is sent once the regular expression `stop` is found; an
+    /// empty one sends none.
+    fn screen(&self, columns: usize, stop: &str, words: &[&str]) -> Ran {
+        let mut terminal = Command::new(serve::python());
+        let script = book::root().join("tests/e2e/screen.py");
+        self.settle(&mut terminal)
+            .arg(script)
+            .args([&columns.to_string(), stop, env!("CARGO_BIN_EXE_refrain")])
+            .args(words);
+        Ran::of(terminal.output().unwrap())
+    }
+}
+
+#[test]
+fn progress_leaves_nothing_on_the_screen_and_fits_it() {
+    if !real_model() {
+        return;
+    }
+    let home = home_with_documents();
+    let docs = home.path("docs");
+    let docs = docs.to_str().unwrap();
+    let words =
+        ["tune", docs, "--samples", "1", "--max-tokens", "4", "--methods", "pie", "--prefixes", "averaged"];
+    for shown in [home.screen(60, "", &words), home.screen(60, "", &["ingest", docs])] {
+        let shown = shown.good().out;
+        for debris in ["loading the model", "hashing", "━", "%  "] {
+            assert!(!shown.contains(debris), "{debris}: {shown}");
+        }
+    }
+}
