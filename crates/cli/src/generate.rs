@@ -3,9 +3,9 @@
 use std::io::{self, IsTerminal, Write};
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use refrain::engine::{GenerateRequest, Instructions, TokenEvent};
+use refrain::engine::{Advance, GenerateRequest, Instructions, TokenEvent};
 use serde_json::json;
 
 use crate::args;
@@ -14,8 +14,9 @@ use crate::documents::{Documents, read_documents};
 use crate::ingest::ingest_to_answer;
 use crate::limits::{check_biases, with_room};
 use crate::methods;
-use crate::output::{NotPrinted, bytes, number, paint, percent, plain, print_json};
+use crate::output::{Exit, NotPrinted, STOPPED, bytes, number, paint, percent, plain, print_json};
 use crate::settings::Context;
+use crate::signals::Interrupt;
 use crate::table::columns;
 
 /// `refrain generate`
@@ -59,15 +60,23 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
         ..GenerateRequest::new(method.built.clone(), sampling.clone())
     };
     let mut page = Page::new(context, prompt.len());
-    let answer = engine.answer(&prompt, &request, |progress| page.show(progress))?;
+    let interrupt = Interrupt::listen().context("cannot wait for signals")?;
+    let running = interrupt.running();
+    let mut prefill = engine.prefill(&prompt, request)?;
+    while prefill.advance()? != Advance::Done {
+        running.check()?;
+    }
+    let answer = prefill.answer(|progress| page.show(progress) && !running.is_interrupted())?;
     page.finish()?;
     if context.json {
         let mut value = as_json(&method, &policy, &answer);
         value["failures"] = json!(failures);
-        return print_json(&value);
+        print_json(&value)?;
+    } else {
+        context.say(&paint("2", &stats_line(&method, &policy, &answer.stats), &io::stderr()));
     }
-    context.say(&paint("2", &stats_line(&method, &policy, &answer.stats), &io::stderr()));
-    Ok(())
+    // The text that there is was written, and the status tells that there is no more.
+    if running.is_interrupted() { Err(Exit(STOPPED).into()) } else { Ok(()) }
 }
 
 /// Where the text goes, and the line below it.

@@ -2,17 +2,19 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
+use indicatif::ProgressBar;
 use refrain::Library;
 use refrain::corpus::Error as CorpusError;
-use refrain::engine::{Engine, IngestProgress, IngestReport, PromptChunk, rate};
+use refrain::engine::{Advance, Document, Engine, IngestProgress, IngestReport, PromptChunk, rate};
 use serde_json::json;
 
 use crate::args;
 use crate::documents::{Documents, read_documents, unread};
 use crate::methods::{self, Method};
-use crate::output::{self, Exit, Fail, SOME_FAILED, bytes, count, print, print_json, seconds, show};
+use crate::output::{self, Exit, Fail, SOME_FAILED, STOPPED, bytes, count, print, print_json, seconds, show};
 use crate::settings::Context;
+use crate::signals::Interrupt;
 use refrain::folders::tilde;
 
 /// `refrain ingest`
@@ -20,7 +22,10 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
     let method = methods::asked(context, &args.method)?;
     let Documents { documents, failures } = read_documents(context.console, &args.paths)?;
     let engine = context.open_engine(&args.instructions())?;
-    let report = ingest(context, |progress| engine.ingest_for(&documents, &method.built, progress))?;
+    let (report, is_whole) = ingest_until_stopped(context, &engine, &documents, &method)?;
+    if !is_whole {
+        return stopped(context, &engine, &documents, &method, &report);
+    }
     // Chunks are of use without it, so that the command goes on.
     let kept = context.documents(engine.store()).and_then(|store| Library::keep(&engine, store, &documents));
     // A server keeps the store's documents to itself while it runs, and this command shares its chunks.
@@ -62,12 +67,72 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
     }
 }
 
+/// Computes the chunks that the store lacks, with a progress bar, until all are there or Ctrl-C comes; tells whether all are there.
+fn ingest_until_stopped(
+    context: &Context,
+    engine: &Engine,
+    documents: &[Document],
+    method: &Method,
+) -> Result<(IngestReport, bool)> {
+    let interrupt = Interrupt::listen().context("cannot wait for signals")?;
+    let (running, bar) = (interrupt.running(), bar(context));
+    let mut work = engine.start_ingest(documents, &method.built)?;
+    loop {
+        let is_done = work.advance()? == Advance::Done;
+        if let Some(progress) = work.new_progress() {
+            show(&bar, progress.done as u64, progress.total as u64);
+        }
+        if is_done || running.is_interrupted() {
+            return Ok((work.finish(), is_done));
+        }
+    }
+}
+
+/// Records the documents of which an ingest that was stopped has stored all chunks, and says what is kept.
+fn stopped(
+    context: &Context,
+    engine: &Engine,
+    documents: &[Document],
+    method: &Method,
+    report: &IngestReport,
+) -> Result<()> {
+    let (held, mut keys) = (engine.store().held()?, report.keys.iter());
+    let in_one_piece = !method.built.statistics().is_empty();
+    let (mut whole, mut kept) = (Vec::new(), 0);
+    for document in documents {
+        let chunks = engine.chunks(std::slice::from_ref(document))?.len();
+        let chunks = if in_one_piece { chunks.min(1) } else { chunks };
+        let stored = keys.by_ref().take(chunks).filter(|key| held.contains(key)).count();
+        kept += stored;
+        if stored == chunks {
+            whole.push(document.clone());
+        }
+    }
+    let documents = Library::keep(engine, context.documents(engine.store())?, &whole)?.len();
+    let said = format!(
+        "stopped; {} of {} are kept, and {} whole; the same command goes on there",
+        kept,
+        count(report.chunks, "chunk"),
+        if documents == 1 { "1 document is".to_owned() } else { format!("{documents} documents are") }
+    );
+    if context.json {
+        print_json(&json!({ "error": said, "hint": null }))?;
+    }
+    output::say(&said);
+    Err(Exit(STOPPED).into())
+}
+
+/// The progress bar of an ingest.
+fn bar(context: &Context) -> ProgressBar {
+    context.bar("ingesting", "{pos}/{len} tokens, {rate}{left}")
+}
+
 /// Computes the chunks that the store lacks, with a progress bar.
 fn ingest(
     context: &Context,
     work: impl FnOnce(&mut dyn FnMut(IngestProgress)) -> refrain::engine::Result<IngestReport>,
 ) -> Result<IngestReport> {
-    let bar = context.bar("ingesting", "{pos}/{len} tokens, {rate}{left}");
+    let bar = bar(context);
     let report = work(&mut |progress| show(&bar, progress.done as u64, progress.total as u64))?;
     bar.finish_and_clear();
     Ok(report)

@@ -12,6 +12,7 @@ use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
 use serde::Serialize;
 use textwrap::Options;
 
+use crate::signals::Interrupted;
 use crate::table::columns;
 
 /// An error of the program itself, with a hint.
@@ -60,6 +61,9 @@ impl std::error::Error for Exit {}
 /// The exit status where all was done, and some files, documents, samples or answers failed.
 pub(crate) const SOME_FAILED: u8 = 3;
 
+/// The exit status of a program that Ctrl-C or SIGTERM has stopped.
+pub(crate) const STOPPED: u8 = 130;
+
 /// Text or JSON that standard output does not take.
 #[derive(Debug)]
 pub(crate) struct NotPrinted(pub(crate) io::Error);
@@ -91,6 +95,13 @@ pub(crate) fn report(error: &anyhow::Error, json: bool) -> ExitCode {
     }
     if let Some(Exit(status)) = error.downcast_ref() {
         return ExitCode::from(*status);
+    }
+    if error.is::<Interrupted>() {
+        if json {
+            let _ = print_json(&serde_json::json!({ "error": error.to_string(), "hint": null }));
+        }
+        say(&error.to_string());
+        return ExitCode::from(STOPPED);
     }
     if let Some(usage) = error.downcast_ref::<clap::Error>() {
         if usage.use_stderr() && json {

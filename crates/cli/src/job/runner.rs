@@ -12,12 +12,10 @@ use serde_json::json;
 use super::kind::nouns;
 use crate::args;
 use crate::machine::host_name;
-use crate::output::{Exit, Fail, SOME_FAILED, count, number, one_line, print, print_json, seconds};
+use crate::output::{Exit, Fail, SOME_FAILED, STOPPED, count, number, one_line, print, print_json, seconds};
 use crate::settings::Context;
 use crate::signals::stop_flag;
 
-/// The exit status of a runner that was stopped.
-const STOPPED: u8 = 130;
 /// Failed items that are shown at the end.
 const MOST_SHOWN: usize = 20;
 

@@ -33,3 +33,32 @@ fn progress_leaves_nothing_on_the_screen_and_fits_it() {
         }
     }
 }
+
+#[test]
+fn a_stopped_ingest_keeps_what_is_whole_and_says_so() {
+    if !real_model() {
+        return;
+    }
+    let home = Home::new();
+    home.write("docs/a.md", BOLTS);
+    home.write("docs/b.md", (0..600).map(|i| format!("{CHAINS}Page {i}.\n\n")).collect::<String>());
+    let docs = home.path("docs");
+    let words = ["ingest", docs.to_str().unwrap(), "--prefix", "none"];
+    let shown = home.screen(80, r"\d{4}/\d+ tokens", &words).failed(130, &[]).out;
+    assert!(shown.contains("stopped; ") && shown.contains("1 document is whole"), "{shown}");
+    assert!(!shown.contains('━') && !shown.contains('⏎'), "{shown}");
+    assert_eq!(home.json(&["documents", "ls"])["documents"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn a_stopped_text_ends_with_its_statistics() {
+    if !real_model() {
+        return;
+    }
+    let home = Home::new();
+    let words =
+        ["generate", "Count to a thousand.", "--ignore-end", "--evict", "full", "--max-tokens", "4000"];
+    let shown = home.screen(80, r"\d{2} tokens  ", &words).failed(130, &[]).out;
+    assert!(shown.contains("prompt tokens; TTFT"), "{shown}");
+    assert!(!shown.contains("tokens/s  KV"), "{shown}");
+}
