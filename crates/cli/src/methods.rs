@@ -9,7 +9,7 @@ use refrain::registry::{Entry, Error, Registry, Selected, value_text};
 use serde_json::Value;
 
 use crate::args;
-use crate::output::{Fail, print, print_json};
+use crate::output::{Fail, broken, print, print_json};
 use crate::settings::Context;
 use crate::table::Table;
 
@@ -102,7 +102,8 @@ fn list<T>(heading: &'static str, registry: &Registry<T>) -> String {
         table.push(vec![entry.name.to_owned(), entry.description.to_owned()]);
         let options = entry.options();
         let options = options.iter().map(|option| format!("{}={}", option.name, value_text(&option.default)));
-        for options in options.collect::<Vec<_>>().chunks(5) {
+        let options = options.collect::<Vec<_>>();
+        if !options.is_empty() {
             table.push(vec![String::new(), options.join(" ")]);
         }
     }
@@ -111,10 +112,8 @@ fn list<T>(heading: &'static str, registry: &Registry<T>) -> String {
 
 /// A method with all that its options say of themselves.
 fn in_full<T>(entry: &Entry<T>, flag: &str) -> String {
-    let mut text = format!("{}: {}\n", entry.name, entry.description);
-    if !entry.source.is_empty() {
-        text.push_str(&format!("{}\n", entry.source));
-    }
+    let about = format!("{}: {}\n{}", entry.name, entry.description, entry.source);
+    let mut text = format!("{}\n", broken(about.trim_end(), &std::io::stdout()));
     let options = entry.options();
     let Some(first) = options.first() else { return text + "\nIt has no options.\n" };
     let mut table = Table::new(&["<option", "<default", "<value", "<what it does"]);

@@ -14,27 +14,16 @@ pub(crate) fn run(context: &Context) -> Result<()> {
         let models = KNOWN.iter().map(|known| as_json(context, known)).collect::<Result<Vec<_>>>()?;
         return print_json(&models);
     }
-    let mut table = Table::new(&[
-        "<name",
-        "<model",
-        "<weights",
-        "size",
-        "context",
-        "<licence",
-        "<method, prefix",
-        "<fetched",
-    ]);
+    let mut table = Table::new(&["<name", "<weights", "context", "<licence", "<method and prefix", "<here"]);
     for known in KNOWN.iter() {
         let choice = match (tuned(context, known)?, &known.method, &known.prefix) {
-            (Some(choice), ..) => format!("{}, {} (tuned)", choice.method, choice.prefix),
-            (None, Some(method), Some(prefix)) => format!("{method}, {prefix}"),
+            (Some(choice), ..) => format!("{} {} (tuned)", choice.method, choice.prefix),
+            (None, Some(method), Some(prefix)) => format!("{method} {prefix}"),
             _ => "not measured".to_owned(),
         };
         table.push(vec![
             known.name.clone(),
-            known.title.clone(),
-            known.quantization.clone(),
-            known.size.clone(),
+            format!("{}, {}", known.quantization, known.size),
             known.context.to_string(),
             known.licence.clone(),
             choice,
@@ -43,8 +32,8 @@ pub(crate) fn run(context: &Context) -> Result<()> {
     }
     print(&table.text())?;
     context.say(
-        "method, prefix: what `auto` stands for, found near the full prefill; `refrain tune` finds them for other models and \
-         documents, and `refrain tune --forget` goes back to what is built in. `refrain pull NAME` fetches a model.",
+        "method and prefix: what `auto` stands for, found near the full prefill; `refrain tune` finds them for other models and \
+         documents, and `refrain tune --forget` goes back to what is built in. here: whether the model is fetched, as `refrain pull NAME` does.",
     );
     Ok(())
 }

@@ -10,10 +10,9 @@ use std::time::Duration;
 use anyhow::Result;
 use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
 use serde::Serialize;
-use textwrap::Options;
 
 use crate::signals::Interrupted;
-use crate::table::columns;
+use crate::table::{columns, whole_words};
 
 /// An error of the program itself, with a hint.
 #[derive(Debug)]
@@ -207,7 +206,7 @@ pub(crate) fn say(text: &str) {
 /// Text whose lines are broken between words where `stream` is a terminal that is narrower.
 pub(crate) fn broken<'a>(text: &'a str, stream: &impl AsFd) -> Cow<'a, str> {
     match columns(stream) {
-        Some(columns) => Cow::Owned(textwrap::fill(text, Options::new(columns).break_words(false))),
+        Some(columns) => Cow::Owned(textwrap::fill(text, whole_words(columns))),
         None => Cow::Borrowed(text),
     }
 }

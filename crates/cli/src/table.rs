@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 
 use terminal_size::{Width, terminal_size_of};
+use textwrap::{Options, WordSplitter};
 use unicode_width::UnicodeWidthStr as _;
 
 /// Columns of words are not made narrower than this.
@@ -41,12 +42,26 @@ impl Table {
         (0..self.header.len()).map(width).collect()
     }
 
-    /// Widths that fit into `columns` of a terminal: the widest columns of words but for the first one are broken to make room.
+    /// The width below which a column is not broken: words stay whole, so that methods, paths and addresses can be copied, and so do
+    /// cells of numbers.
+    fn narrowest(&self, column: usize) -> usize {
+        let longest = |text: &str| text.split(' ').map(|word| word.width()).max().unwrap_or(0);
+        let header = longest(self.header[column]);
+        let cells = self.rows.iter().map(|row| &row[column]);
+        let (cells, least) = match self.left[column] {
+            true => (cells.map(|cell| longest(cell)).max(), NARROWEST),
+            false => (cells.map(|cell| cell.width()).max(), 0),
+        };
+        header.max(cells.unwrap_or(0)).max(least)
+    }
+
+    /// Widths that fit into `columns` of a terminal: the widest columns but for the first one are broken between words to make room.
     fn widths_within(&self, columns: usize) -> Vec<usize> {
         let mut widths = self.widths();
+        let narrowest: Vec<usize> = (0..widths.len()).map(|column| self.narrowest(column)).collect();
         loop {
             let all: usize = widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
-            let broken = (1..widths.len()).filter(|column| self.left[*column] && widths[*column] > NARROWEST);
+            let broken = (1..widths.len()).filter(|column| widths[*column] > narrowest[*column]);
             let widest = broken.max_by_key(|column| widths[*column]);
             match (all.checked_sub(columns), widest) {
                 (None | Some(0), _) | (_, None) => return widths,
@@ -69,8 +84,11 @@ impl Table {
 
     /// A row on as many lines as its longest broken cell takes.
     fn lines<S: AsRef<str>>(&self, cells: &[S], widths: &[usize]) -> String {
-        let broken: Vec<Vec<_>> =
-            cells.iter().zip(widths).map(|(cell, width)| textwrap::wrap(cell.as_ref(), *width)).collect();
+        let broken: Vec<Vec<_>> = cells
+            .iter()
+            .zip(widths)
+            .map(|(cell, width)| textwrap::wrap(cell.as_ref(), whole_words(*width)))
+            .collect();
         let lines = broken.iter().map(Vec::len).max().unwrap_or(0);
         let line = |index: usize| {
             let cells: Vec<&str> =
@@ -107,6 +125,11 @@ impl Table {
     }
 }
 
+/// Lines of so many columns that are broken at spaces alone: hyphens and long words stay whole.
+pub(crate) fn whole_words(columns: usize) -> Options<'static> {
+    Options::new(columns).break_words(false).word_splitter(WordSplitter::NoHyphenation)
+}
+
 /// Columns of a stream that is a terminal.
 pub(crate) fn columns(stream: &impl AsFd) -> Option<usize> {
     terminal_size_of(stream).map(|(Width(columns), _)| usize::from(columns))
@@ -125,6 +148,20 @@ mod tests {
         );
         assert_eq!(table.text_within(Some(10)), table.text_within(Some(26)), "numbers and names stay whole");
         assert!(table.text_within(None).contains("words that are more than fit"));
+    }
+
+    #[test]
+    fn words_and_numbers_stay_whole_in_a_narrow_terminal() {
+        let mut table = super::Table::new(&["<method", "same token", "<where it is"]);
+        table.push(vec!["drift".into(), "100.0 %".into(), "in /tmp/a-new/folder-of-data".into()]);
+        let narrow = "\
+method     same  where it is
+          token
+drift   100.0 %  in
+                 /tmp/a-new/folder-of-data
+";
+        assert_eq!(table.text_within(Some(44)), narrow);
+        assert_eq!(table.text_within(Some(20)), narrow);
     }
 
     #[test]

@@ -223,6 +223,29 @@ fn every_command_has_help_with_examples_and_global_options() {
     }
 }
 
+/// The help of a command, and of all commands below it.
+fn helps(home: &Home, command: &[&str]) -> Vec<String> {
+    let help = home.run(&[command, &["--help"]].concat()).good().out;
+    let commands =
+        help.split("\nCommands:\n").nth(1).unwrap_or_default().split("\n\n").next().unwrap_or_default();
+    let names = commands.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
+    let below = names.filter(|name| !name.is_empty() && *name != "help");
+    let mut all: Vec<String> = below.flat_map(|name| helps(home, &[command, &[name]].concat())).collect();
+    all.push(help);
+    all
+}
+
+#[test]
+fn examples_can_be_copied_from_a_terminal_of_80_columns() {
+    let helps = helps(&Home::new(), &[]);
+    let examples = helps.iter().filter_map(|help| help.split("Examples:\n").nth(1)?.split("\n\n").next());
+    let lines: Vec<&str> = examples.flat_map(str::lines).collect();
+    assert!(lines.len() > 80, "{}", lines.len());
+    for line in lines {
+        assert!(line.starts_with("  ") && line.chars().count() <= 80, "{line}");
+    }
+}
+
 #[test]
 fn methods_are_listed_and_wrong_ones_name_what_is_known() {
     let home = Home::new();
@@ -391,7 +414,7 @@ fn known_models_are_listed_with_what_is_known_of_them() {
     // None is fetched there, whatever this machine has.
     let nowhere = home.path("nowhere");
     let text = home.run(&["models", "--models", nowhere.to_str().unwrap()]).good().out;
-    for word in ["smollm2-135m", "Q4_1", "8192", "98 MB", "Apache-2.0", "drift:charge=0.15, averaged", "no"] {
+    for word in ["smollm2-135m", "Q4_1", "8192", "98 MB", "Apache-2.0", "drift:charge=0.15 averaged", "no"] {
         assert!(text.contains(word), "{word}");
     }
     let folder = home.path("models");

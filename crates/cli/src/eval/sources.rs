@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde_json::json;
 
-use crate::output::{print, print_json};
+use crate::output::{broken, print, print_json};
 use crate::settings::Context;
 use crate::table::Table;
 
@@ -13,15 +13,14 @@ pub(crate) fn fetch(context: &Context) -> Result<()> {
         let source = |(what, place, path): &(&str, &str, &str)| json!({ "benchmark": what, "from": place, "lies_at": path });
         return print_json(&SOURCES.iter().map(source).collect::<Vec<_>>());
     }
-    let mut table = Table::new(&["<benchmark", "<in the data folder", "<from"]);
+    let mut table = Table::new(&["<benchmark", "<place in the data folder, and source"]);
     for (what, place, path) in SOURCES {
-        table.push([*what, *path, *place].map(str::to_owned).to_vec());
+        table.push([*what, *path].map(str::to_owned).to_vec());
+        table.push(["", *place].map(str::to_owned).to_vec());
     }
-    print(&format!(
-        "RULER and the needle are generated: they need no data, and take their essays and words from it where it is \
-         there.\nThe others are read from a folder that --data names. Their texts keep their sources' licences.\n\n{}",
-        table.text()
-    ))
+    let about = "RULER and the needle are generated: they need no data, and take their essays and words from it where it is \
+         there.\nThe others are read from a folder that --data names. Their texts keep their sources' licences.";
+    print(&format!("{}\n\n{}", broken(about, &std::io::stdout()), table.text()))
 }
 
 /// Benchmarks, where they come from, and where they lie in the data folder.
@@ -55,5 +54,5 @@ const SOURCES: &[(&str, &str, &str)] = &[
         "longwriter/longbench_write{,_en}.jsonl",
     ),
     ("LongWrite-Ruler", "the same", "longwriter/longwrite_ruler.jsonl"),
-    ("LongWriter's grading, of --judge", "the same", "longwriter/judge.txt"),
+    ("LongWriter's grading", "the same, for --judge", "longwriter/judge.txt"),
 ];

@@ -122,9 +122,8 @@ pub(super) fn table(rows: &[FrontRow], chosen: &FrontRow) -> String {
         "TTFT speed-up",
         "charged",
         "KL",
-        "KL median",
         "same token",
-        "score of vanilla's",
+        "score kept",
     ]);
     let mut order: Vec<&FrontRow> = rows.iter().collect();
     order.sort_by(|a, b| a.speedup.total_cmp(&b.speedup));
@@ -136,7 +135,6 @@ pub(super) fn table(rows: &[FrontRow], chosen: &FrontRow) -> String {
             format!("{:.2}x", row.speedup),
             format!("{:.1} %", 100.0 * row.charged),
             format!("{:.4}", row.kl),
-            format!("{:.4}", row.kl_median),
             format!("{:.1} %", 100.0 * row.top1),
             format!("{:.1} %", 100.0 * row.score),
         ]);

@@ -62,3 +62,14 @@ fn a_stopped_text_ends_with_its_statistics() {
     assert!(shown.contains("prompt tokens; TTFT"), "{shown}");
     assert!(!shown.contains("tokens/s  KV"), "{shown}");
 }
+
+#[test]
+fn lists_fit_a_terminal_and_break_no_word() {
+    let home = Home::new();
+    for words in [&["models"][..], &["methods"], &["methods", "inf_llm"], &["eval", "fetch"]] {
+        let shown = home.screen(80, "", words).good().out;
+        assert!(!shown.contains('⏎'), "{words:?}: {shown}");
+    }
+    let shown = home.screen(80, "", &["eval", "fetch"]).out;
+    assert!(shown.contains("https://huggingface.co/datasets/THUDM/LongBench "), "{shown}");
+}
