@@ -2,6 +2,7 @@
 
 mod answers;
 mod bench;
+mod errors;
 mod eval;
 mod install;
 #[cfg(feature = "remote")]
@@ -10,13 +11,11 @@ mod serve;
 mod store;
 mod tune;
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::{BoolishValueParser, NonEmptyStringValueParser};
-use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
 use refrain::engine::{DeviceChoice, Instructions, Prefix};
 use refrain::kernels::{Dtype, Precision, UnknownPrecision};
@@ -24,6 +23,7 @@ use refrain::store::KvQuantization;
 
 pub(crate) use answers::{Ask, Chat, Generate};
 pub(crate) use bench::{Bench, Decode, Feature, Memory, Policies, Scenario, ServeBench, StoreBench, Ttft};
+pub(crate) use errors::explained;
 pub(crate) use eval::{Eval, Report as EvalReport, Run as EvalRun, Selection};
 pub(crate) use install::{Completions, Health, Man};
 #[cfg(feature = "remote")]
@@ -399,39 +399,6 @@ fn variable(option: &str) -> String {
 
 fn is_set(variable: &str) -> bool {
     std::env::var_os(variable).is_some_and(|value| !value.is_empty())
-}
-
-/// Commands with an argument that another command lists, and the remark of its absence.
-const LISTS: [(&str, &str); 4] = [
-    ("refrain store rm ", "`refrain store ls` lists the keys; --all stands for all of them"),
-    ("refrain store pin ", "`refrain store ls` lists the keys; --all stands for all of them"),
-    ("refrain documents rm ", "`refrain documents ls` lists the ids; --all stands for all of them"),
-    ("refrain pull ", "`refrain pull --list` lists the known names; a model of the hub is hf:ORG/NAME"),
-];
-
-/// The error of a missing argument, which names the command that lists some.
-pub(crate) fn with_list(mut error: clap::Error) -> clap::Error {
-    if error.kind() == ErrorKind::MissingRequiredArgument
-        && let Some(ContextValue::StyledStr(usage)) = error.get(ContextKind::Usage)
-        && let usage = usage.to_string()
-        && let Some((_, tip)) = LISTS.iter().find(|(command, _)| usage.contains(command))
-    {
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![(*tip).into()]));
-    }
-    error
-}
-
-/// The error of a wrong value, which names its environment variable where the words of the command line do not give the option.
-pub(crate) fn with_variable(mut error: clap::Error, given: &[OsString]) -> clap::Error {
-    let Some(ContextValue::String(arg)) = error.get(ContextKind::InvalidArg) else { return error };
-    let option = arg.split([' ', '[', '=']).next().unwrap_or_default().to_owned();
-    let variable = variable(option.trim_start_matches('-'));
-    let is_typed = given.iter().any(|word| word.to_string_lossy().starts_with(&option));
-    if !is_typed && is_set(&variable) {
-        let tip = format!("it is the value of the environment variable {variable}").into();
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
-    }
-    error
 }
 
 /// The matches of the command that was given, below all subcommands.

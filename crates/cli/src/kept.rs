@@ -15,6 +15,9 @@ use crate::output::{Fail, age, bytes, confirmed, count, one_line, print, print_j
 use crate::settings::Context;
 use crate::table::Table;
 
+/// Ids that an error shows of those that a beginning could mean.
+const MOST_SHOWN: usize = 10;
+
 /// `refrain documents`
 pub(crate) fn run(context: &Context, command: &Command) -> Result<()> {
     match command {
@@ -102,14 +105,19 @@ fn named_ones(kept: &[StoredDocument], named: &[String]) -> Result<Vec<StoredDoc
             .hint("`refrain documents ls` lists the ids")
             .into());
         }
-        let mut found = kept.iter().filter(|document| document.id.starts_with(name.as_str()));
-        let (first, further) = (found.next(), found.count());
-        let document = match (first, further) {
-            (Some(document), 0) => document,
-            (Some(_), further) => {
-                return Err(Fail::new(format!("{} begin with {name}", count(further + 1, "id"))).into());
+        let found: Vec<_> = kept.iter().filter(|document| document.id.starts_with(name.as_str())).collect();
+        let document = match found[..] {
+            [document] => document,
+            [_, _, ..] => {
+                let mut ids: Vec<_> =
+                    found.iter().take(MOST_SHOWN).map(|document| document.id.as_str()).collect();
+                if found.len() > MOST_SHOWN {
+                    ids.push("…");
+                }
+                let message = format!("{} begin with {name}: {}", count(found.len(), "id"), ids.join(", "));
+                return Err(Fail::new(message).hint("give more digits of the one that is meant").into());
             }
-            (None, _) => {
+            [] => {
                 return Err(Fail::new(format!("there is no document {name}"))
                     .hint("`refrain documents ls` lists them")
                     .into());

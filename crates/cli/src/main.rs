@@ -75,9 +75,7 @@ fn parse(given: &[OsString]) -> Result<(Cli, ArgMatches)> {
             _ => return Err(error),
         },
     };
-    let matches = command
-        .try_get_matches_from(given)
-        .map_err(|error| args::with_list(args::with_variable(error, given)))?;
+    let matches = command.try_get_matches_from(given).map_err(|error| args::explained(error, given))?;
     Ok((Cli::from_arg_matches(&matches)?, matches))
 }
 

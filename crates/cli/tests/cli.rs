@@ -213,6 +213,15 @@ fn every_command_has_help_with_examples_and_global_options() {
     assert!(home.run(&["--version"]).good().out.starts_with("refrain "));
     home.run(&[]).failed(2, &["Usage"]);
     home.run(&["dance"]).failed(2, &["dance"]);
+    home.run(&["list"]).failed(2, &["`refrain documents ls`"]);
+    home.run(&["run"]).failed(2, &["`refrain ask`"]);
+    // Variables that are set change nothing of what is asked for.
+    let with_variables =
+        |words: &[&str]| Ran::of(home.command(words).env("REFRAIN_STORE", "chunks").output().unwrap());
+    with_variables(&[]).failed(2, &["Commands:", "Usage: refrain [OPTIONS] <COMMAND>"]);
+    with_variables(&["store"]).failed(2, &["Commands:"]);
+    with_variables(&["ingest"]).failed(2, &["Usage: refrain ingest <PATH>..."]);
+    with_variables(&["store", "rm"]).failed(2, &["`refrain store ls`"]);
     for (command, list) in [
         (&["store", "rm"][..], "`refrain store ls`"),
         (&["store", "pin"], "`refrain store ls`"),

@@ -270,3 +270,22 @@ fn documents_are_shared_through_the_object_store() {
     assert_eq!(listed("one").len(), 2);
     assert_eq!(listed("two").len(), 2);
 }
+
+#[test]
+fn a_beginning_of_several_ids_is_told_with_them() {
+    if !real_model() {
+        return;
+    }
+    let home = Home::new();
+    // Of 17 ids two begin with the same digit.
+    for number in 0..17 {
+        home.write(&format!("docs/{number}.md"), format!("Page {number}."));
+    }
+    home.run(&["ingest", home.path("docs").to_str().unwrap()]).good();
+    let listed = home.json(&["documents", "ls"])["documents"].clone();
+    let mut ids: Vec<&str> =
+        listed.as_array().unwrap().iter().map(|one| one["id"].as_str().unwrap()).collect();
+    ids.sort_unstable();
+    let pair = ids.windows(2).find(|pair| pair[0][..5] == pair[1][..5]).unwrap();
+    home.run(&["documents", "rm", &pair[0][..5]]).failed(1, &[pair[0], pair[1], "give more digits"]);
+}
