@@ -1,11 +1,13 @@
 //! Spread of repeated measurements, and the setup that every report names.
 
+use std::io;
+
 use refrain::engine::Engine;
 use refrain::kernels::{Device, cpu_name, processors};
 use serde::Serialize;
 
 use crate::machine;
-use crate::output::{count, seconds};
+use crate::output::{broken, count, seconds};
 use crate::settings::Context;
 use crate::table::Table;
 
@@ -109,7 +111,10 @@ impl ModelSetup {
                 "{machine}; {what}, refrain {version}:\n\n```sh\n{command}\n```\n\n{}{note}",
                 table.markdown()
             ),
-            false => format!("{machine}\n{what}, refrain {version}\n\n{}{note}", table.text()),
+            false => {
+                let about = broken(&format!("{machine}\n{what}, refrain {version}"), &io::stdout());
+                format!("{about}\n\n{}{note}", table.text())
+            }
         }
     }
 }

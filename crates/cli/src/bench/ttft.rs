@@ -1,5 +1,7 @@
 //! `refrain bench ttft`: time to first token of methods over prompt lengths.
 
+use std::io;
+
 use anyhow::Result;
 use refrain::engine::{Engine, Prompt, RequestStats};
 use refrain::eviction::Eviction;
@@ -13,7 +15,7 @@ use crate::machine;
 use crate::methods::{self, Method};
 use crate::output::{bytes, print, print_json, seconds};
 use crate::settings::Context;
-use crate::table::Table;
+use crate::table::{Table, columns};
 
 /// One method at one length.
 #[derive(Debug, Serialize)]
@@ -76,7 +78,11 @@ pub(crate) fn run(context: &Context, args: &args::Ttft) -> Result<()> {
     if context.json {
         return print_json(&json!({ "about": about, "results": rows }));
     }
-    print(&about.model.page(&about.line(), &table(&rows), "", args.markdown))
+    let (columns, note): (&[_], _) = match args.markdown || columns(&io::stdout()).is_none() {
+        true => (&COLUMNS, ""),
+        false => (&AT_A_TERMINAL, "--markdown and --json have more columns.\n"),
+    };
+    print(&about.model.page(&about.line(), &table(&rows, columns), note, args.markdown))
 }
 
 /// One method's accounts, a pair a round.
@@ -182,27 +188,31 @@ impl TtftSetup {
     }
 }
 
-fn table(rows: &[MethodTiming]) -> Table {
-    let header = [
-        "tokens",
-        "<method",
-        "TTFT in memory",
-        "from disk",
-        "disk/memory",
-        "loaded",
-        "charged",
-        "kept",
-        "read",
-        "speed-up",
-        "bound",
-        "of bound",
-        "chosen in",
-        "peak memory",
-    ];
-    let mut table = Table::new(&header);
+const COLUMNS: [&str; 14] = [
+    "tokens",
+    "<method",
+    "TTFT in memory",
+    "from disk",
+    "disk/memory",
+    "loaded",
+    "charged",
+    "kept",
+    "read",
+    "speed-up",
+    "bound",
+    "of bound",
+    "chosen in",
+    "peak memory",
+];
+/// The columns that fit a terminal.
+const AT_A_TERMINAL: [&str; 6] = ["tokens", "<method", "TTFT in memory", "from disk", "charged", "speed-up"];
+
+/// The timings in these columns.
+fn table(rows: &[MethodTiming], shown: &[&'static str]) -> Table {
+    let mut table = Table::new(shown);
     let or_none = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
     for row in rows {
-        table.push(vec![
+        let cells = [
             row.length.to_string(),
             row.method.clone(),
             row.memory_ttft.text(),
@@ -217,7 +227,9 @@ fn table(rows: &[MethodTiming]) -> Table {
             or_none(row.share_of_bound.map(|share| format!("{:.0} %", 100.0 * share))),
             or_none((row.select_seconds.median > 0.0).then(|| seconds(row.select_seconds.median))),
             or_none(row.peak_memory_bytes.map(bytes)),
-        ]);
+        ];
+        let cells = COLUMNS.iter().zip(cells).filter(|(name, _)| shown.contains(name));
+        table.push(cells.map(|(_, cell)| cell).collect());
     }
     table
 }
