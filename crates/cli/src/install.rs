@@ -5,9 +5,13 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
+use clap::builder::PossibleValuesParser;
 use clap::{Arg, Command};
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
+use refrain::eviction::POLICIES;
+use refrain::fusion::METHODS;
+use refrain::{AUTO, KNOWN};
 use serde_json::json;
 
 use crate::args;
@@ -22,21 +26,53 @@ const FILES: [(&str, &str); 4] = [
     ("~/.local/share/refrain", "what `refrain tune` and `refrain calibrate` found, model by model"),
 ];
 
-const EXIT_STATUS: [(&str, &str); 4] = [
+const EXIT_STATUS: [(&str, &str); 5] = [
     ("0", "what was asked for was done"),
     ("1", "it failed, and standard error says why"),
     ("2", "the command line, a variable or the configuration file is wrong"),
     (
         "3",
-        "documents, samples or answers failed, and the others were done (`refrain eval run`, `refrain job run`)",
+        "files, documents, samples or answers failed, and the others were done (`refrain ingest`, `eval run`, `job run`)",
     ),
+    ("130", "Ctrl-C or SIGTERM stopped it"),
 ];
 
 /// `refrain completions`
-pub(crate) fn completions(args: &args::Completions) -> Result<()> {
+pub(crate) fn completions(context: &Context, args: &args::Completions) -> Result<()> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut args::command(), "refrain", &mut script);
-    print(&String::from_utf8(script)?)
+    clap_complete::generate(args.shell, &mut with_values(args::command()), "refrain", &mut script);
+    let script = String::from_utf8(script)?;
+    if context.json {
+        return print_json(&json!({ "shell": args.shell.to_string(), "script": script }));
+    }
+    print(&script)
+}
+
+/// A command whose arguments list the values that completions offer. Arguments accept others too, such as a method with options, so that
+/// the command line itself lists none.
+fn with_values(command: Command) -> Command {
+    let name = command.get_name().to_owned();
+    let command = command.mut_args(|arg| {
+        let values = values(&name, arg.get_id().as_str());
+        if values.is_empty() { arg } else { arg.value_parser(PossibleValuesParser::new(values)) }
+    });
+    command.mut_subcommands(with_values)
+}
+
+/// Known values of an argument of a command.
+fn values(command: &str, arg: &str) -> Vec<&'static str> {
+    let models = || KNOWN.iter().map(|known| known.name.as_str());
+    let methods = || METHODS.entries.iter().map(|entry| entry.name);
+    let policies = || POLICIES.entries.iter().map(|entry| entry.name);
+    match (command, arg) {
+        ("pull", "name") | (_, "model") => models().collect(),
+        ("methods", "name") => methods().chain(policies()).collect(),
+        (_, "method") => methods().chain([AUTO]).collect(),
+        (_, "evict") => policies().collect(),
+        (_, "prefix") => vec!["none", "bos", "system", "averaged", AUTO],
+        (_, "device") => vec!["cpu", "cuda", AUTO],
+        _ => Vec::new(),
+    }
 }
 
 /// `refrain man`

@@ -118,7 +118,7 @@ fn dispatch(cli: Cli, matches: &ArgMatches) -> Result<()> {
         Command::Serve(args) => serve::run(&context, args),
         Command::Key(args) => serve::key(&context, args),
         Command::Methods(args) => methods::run(&context, args),
-        Command::Completions(args) => install::completions(args),
+        Command::Completions(args) => install::completions(&context, args),
         Command::Man(args) => install::man(&context, args),
         Command::Health(args) => health::run(&context, args),
     }

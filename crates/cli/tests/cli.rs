@@ -441,6 +441,11 @@ fn completions_know_commands_and_options() {
         let script = home.run(&["completions", shell]).good().out;
         assert!(script.contains("compare-tokens") && script.contains("ingest"), "{shell}");
     }
+    // Values that are known are offered, and others are taken.
+    let script = home.json(&["completions", "bash"])["script"].as_str().unwrap().to_owned();
+    for values in ["none bos system averaged auto", "cpu cuda auto", "relax_kv", "morph_kv", "smollm2-135m"] {
+        assert!(script.contains(values), "{values}");
+    }
     home.run(&["completions", "basic"]).failed(2, &["basic"]);
 }
 
