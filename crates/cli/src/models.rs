@@ -1,6 +1,7 @@
 //! `refrain models`: the models that are known by name, and what is known of them.
 
 use anyhow::Result;
+use refrain::quantities::parse_size;
 use refrain::{Choice, KNOWN, KnownModel, choice, tuned_path};
 use serde_json::{Value, json};
 
@@ -59,6 +60,12 @@ fn tuned(context: &Context, known: &KnownModel) -> Result<Option<Choice>> {
     Ok(is_used.then_some(choice))
 }
 
+/// Bytes of a model's file, rounded where it is not fetched.
+fn size(context: &Context, known: &KnownModel) -> Option<u64> {
+    let file = std::fs::metadata(context.models.join(&known.file));
+    file.map_or_else(|_| parse_size(&known.size).ok(), |file| Some(file.len()))
+}
+
 fn as_json(context: &Context, known: &KnownModel) -> Result<Value> {
     let tuned = tuned(context, known)?;
     let (method, prefix) = match &tuned {
@@ -69,7 +76,7 @@ fn as_json(context: &Context, known: &KnownModel) -> Result<Value> {
         "name": known.name,
         "title": known.title,
         "quantization": known.quantization,
-        "size": known.size,
+        "size": size(context, known),
         "context": known.context,
         "licence": known.licence,
         "method": method,

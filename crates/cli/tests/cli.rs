@@ -431,6 +431,7 @@ fn known_models_are_listed_with_what_is_known_of_them() {
     std::fs::write(folder.join("SmolLM2-135M-Instruct.Q4_1.gguf"), "").unwrap();
     let known = home.json(&["models", "--models", folder.to_str().unwrap()]);
     assert_eq!((&known[0]["fetched"], &known[1]["fetched"]), (&true.into(), &false.into()));
+    assert_eq!((&known[0]["size"], &known[1]["size"]), (&0.into(), &491_000_000.into()), "bytes");
     assert_eq!((&known[0]["context"], &known[0]["method"]), (&8192.into(), &"drift:charge=0.15".into()));
 }
 

@@ -78,11 +78,11 @@ pub(crate) fn run(context: &Context, args: &args::Ttft) -> Result<()> {
     if context.json {
         return print_json(&json!({ "about": about, "results": rows }));
     }
-    let (columns, note): (&[_], _) = match args.markdown || columns(&io::stdout()).is_none() {
-        true => (&COLUMNS, ""),
-        false => (&AT_A_TERMINAL, "--markdown and --json have more columns.\n"),
+    let (shown, note) = match args.markdown || columns(&io::stdout()).is_none() {
+        true => (&COLUMNS[..], ""),
+        false => (&AT_A_TERMINAL[..], "--markdown and --json have more columns.\n"),
     };
-    print(&about.model.page(&about.line(), &table(&rows, columns), note, args.markdown))
+    print(&about.model.page(&about.line(), &table(&rows, shown), note, args.markdown))
 }
 
 /// One method's accounts, a pair a round.

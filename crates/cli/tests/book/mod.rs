@@ -8,6 +8,8 @@
 //! Commands stand as a reader types them, and not one option more: a configuration file makes answers short and measurements
 //! small. A block below `<!-- not run: REASON -->` is left out; [`NOT_RUN`] lists all of them.
 
+mod json;
+
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::net::TcpListener;
@@ -23,6 +25,7 @@ const CHAPTERS: &[(&str, Option<&str>)] = &[
     ("docs/book/src/share.md", None),
     ("docs/book/src/evaluate.md", None),
     ("docs/book/src/jobs.md", None),
+    ("docs/book/src/json.md", None),
     ("docs/book/src/add-a-method.md", None),
     ("docs/book/src/python.md", None),
 ];
@@ -123,6 +126,11 @@ fn evaluate() {
 #[test]
 fn jobs() {
     run("docs/book/src/jobs.md");
+}
+
+#[test]
+fn json_page() {
+    run("docs/book/src/json.md");
 }
 
 #[test]
