@@ -127,7 +127,7 @@ fn searched(
 ) -> Result<Sourced> {
     let library = if documents.is_empty() {
         let library = Library::of(engine, context.documents(engine.store())?)?;
-        if let Err(error) = library.sync() {
+        if let Err(error) = library.pull() {
             warn(&format!("only the documents that this machine knows are searched: {error}"));
         }
         library

@@ -38,7 +38,7 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
     let unpublished = kept.iter().flatten().filter(|document| document.published == Some(false)).count();
     if unpublished > 0 {
         output::warn(&format!(
-            "{} not shared yet, the next server or `refrain ask --search` here tries again",
+            "{} not shared yet: ingest again, or start `refrain serve` here, once the object store answers",
             count(unpublished, "document")
         ));
     }

@@ -43,7 +43,7 @@ fn open(context: &Context) -> Result<Opened> {
         removed.extend(own.filter(|change| change.kind == ChangeKind::Removed).map(|change| change.id));
         Ok(())
     };
-    if let Err(error) = documents.sync(None, &mut applied) {
+    if let Err(error) = documents.pull(None, &mut applied) {
         warn(&format!("these are the documents that this machine knows: {error}"));
     }
     let (mut kept, _) = documents.local().list(&namespace, "", usize::MAX)?;

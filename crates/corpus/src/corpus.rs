@@ -207,6 +207,17 @@ impl Corpus {
         synced.and(self.finish_removals(engine))
     }
 
+    /// Takes up what the other machines have changed and deletes what is left of removed documents, as [`sync`](Corpus::sync) does,
+    /// and sends no document.
+    ///
+    /// # Errors
+    /// If some of it is left to be done. The next call does it.
+    pub fn pull(&self, engine: &Engine) -> Result<()> {
+        let keys_of = |namespace: &str, chunks| Ok(keys_of(engine, namespace, chunks));
+        let pulled = self.store.pull(Some(&keys_of), &mut |changes| self.apply(engine, changes));
+        pulled.and(self.finish_removals(engine))
+    }
+
     /// Whether the documents were compared with those of the other machines, or that was tried, since the corpus was opened.
     pub fn is_synced(&self) -> bool {
         self.is_synced.load(Relaxed)

@@ -66,6 +66,14 @@ pub trait DocumentStore: Send + Sync {
         Ok(())
     }
 
+    /// Brings what other machines have changed into the replica as [`sync`](DocumentStore::sync) does, and tells them nothing.
+    ///
+    /// # Errors
+    /// If some of it is left to be done. The next call does it.
+    fn pull(&self, _keys_of: Option<&KeysOf<'_>>, _applied: &mut Applied<'_>) -> Result<()> {
+        Ok(())
+    }
+
     /// Removals that [`sync`](DocumentStore::sync) has found, or whose end was interrupted: namespaces, ids, and keys of the chunks that
     /// are to be deleted before the removal is finished.
     ///

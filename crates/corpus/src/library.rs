@@ -97,6 +97,14 @@ impl Library {
         self.corpus.sync(&self.engine)
     }
 
+    /// Takes up what other machines have changed, as [`sync`](Library::sync) does, and sends them nothing.
+    ///
+    /// # Errors
+    /// If some of it is left to be done. The next call does it.
+    pub fn pull(&self) -> Result<()> {
+        self.corpus.pull(&self.engine)
+    }
+
     /// Keeps documents, to be found from now on, and gives what is kept. One that is there stays as it is. Their chunks are prefilled by
     /// [`Engine::ingest`], or when a question is asked about them.
     ///

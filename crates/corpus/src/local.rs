@@ -30,7 +30,9 @@ pub struct LocalDocuments {
     pub(super) file: Option<PathBuf>,
     /// Most bytes of a namespace's titles and texts.
     quota: u64,
-    /// Whether changes are noted for an object store.
+    /// Whether the documents are shared through an object store.
+    is_shared: bool,
+    /// Whether changes are noted for an object store, the next one if there is none now.
     pub(super) takes_notes: bool,
 }
 
@@ -80,7 +82,7 @@ impl LocalDocuments {
             Error::Database(error) => Error::Open { path: path.to_owned(), reason: error.to_string() },
             error => error,
         })?;
-        Ok(LocalDocuments { database, file: None, quota, takes_notes })
+        Ok(LocalDocuments { database, file: None, quota, is_shared, takes_notes })
     }
 
     /// Stores a document, whose chunks the tokenizer and chunk size of `segmentation` have cut. One that is there already keeps its
@@ -100,7 +102,7 @@ impl LocalDocuments {
             if self.takes_notes {
                 notes::note(transaction, namespace, &stored.id, Note::PUT)?;
             }
-            Ok(StoredDocument { published: self.takes_notes.then_some(false), ..stored })
+            Ok(StoredDocument { published: self.is_shared.then_some(false), ..stored })
         })
     }
 
@@ -167,7 +169,7 @@ impl LocalDocuments {
         namespace: &str,
         id: &str,
     ) -> Transacted<Option<bool>> {
-        match self.takes_notes {
+        match self.is_shared {
             true => Ok(Some(!notes::is_unsent(transaction, namespace, id)?)),
             false => Ok(None),
         }

@@ -71,8 +71,10 @@ pub(crate) struct Unsent {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct SharingState {
-    /// The id that the object store's documents have as a whole; empty before it is known.
+    /// The id that the object store's documents have as a whole; empty before it is known, and where there is none.
     pub(crate) library: String,
+    /// The object store's address.
+    pub(crate) url: String,
     /// The time of the latest change that was followed, milliseconds since 1970.
     pub(crate) cursor: u64,
     /// When the changes were last followed, seconds since 1970.

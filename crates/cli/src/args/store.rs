@@ -114,7 +114,7 @@ fn parse_keep(text: &str) -> Result<Keep, String> {
 /// `refrain documents`
 #[derive(Debug, Subcommand)]
 pub(crate) enum Kept {
-    /// List the documents of the own namespace
+    /// List the documents of the own namespace, with those of the object store that --remote names, to which nothing is sent
     Ls,
     /// Remove documents, and their chunks that no other document has
     Rm {

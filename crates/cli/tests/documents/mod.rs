@@ -267,7 +267,16 @@ fn documents_are_shared_through_the_object_store() {
     );
     std::fs::remove_file(home.path("bucket")).unwrap();
     std::fs::rename(home.path("away"), home.path("bucket")).unwrap();
+    // A listing and a search read: neither that document nor one of a folder that was never shared goes to the others with them.
     assert_eq!(listed("one").len(), 2);
+    let own = home.path("own").to_str().unwrap().to_owned();
+    home.json(&["ingest", &further, "--model", &model, "--prefix", "none", "--store", &own]);
+    for command in [&["documents", "ls"][..], &ask] {
+        json("one", command);
+        json("own", command);
+    }
+    assert_eq!(listed("two").len(), 1);
+    json("one", &["ingest", &further, "--method", "pie"]);
     assert_eq!(listed("two").len(), 2);
 }
 

@@ -21,10 +21,15 @@ const ANNOUNCED_FOR: u64 = 3600;
 const CLOCK_DIFFERENCE: u64 = 120_000;
 
 impl SharedDocuments {
-    /// Tells the object store what is noted, and brings the replica in line with it.
-    pub(super) fn follow(&self, keys_of: Option<&KeysOf<'_>>, applied: &mut Applied<'_>) -> Result<()> {
+    /// Brings the replica in line with the object store, which is told what is noted before if `sends` is true.
+    pub(super) fn follow(
+        &self,
+        sends: bool,
+        keys_of: Option<&KeysOf<'_>>,
+        applied: &mut Applied<'_>,
+    ) -> Result<()> {
         let mut followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
-        let outcome = self.follow_once(&mut followed, keys_of, applied);
+        let outcome = self.follow_once(&mut followed, sends, keys_of, applied);
         let mut stats = self.stats();
         stats.syncs += 1;
         stats.failures += u64::from(outcome.is_err());
@@ -35,17 +40,20 @@ impl SharedDocuments {
     fn follow_once(
         &self,
         followed: &mut HashSet<String>,
+        sends: bool,
         keys_of: Option<&KeysOf<'_>>,
         applied: &mut Applied<'_>,
     ) -> Result<()> {
         let mut state = self.local.sharing_state()?;
         let began = now().as_secs();
         let since = |then: u64| began.checked_sub(then).unwrap_or(u64::MAX);
-        let lists = since(state.listed) >= LIST_EVERY || since(state.polled) >= ANNOUNCED_FOR / 2;
+        let is_elsewhere = state.library.is_empty() || state.url != self.objects.url();
+        let is_due = since(state.listed) >= LIST_EVERY || since(state.polled) >= ANNOUNCED_FOR / 2;
+        let lists = is_elsewhere || is_due;
         if lists {
-            self.check_library(&mut state)?;
+            self.check_library(&mut state, sends)?;
         }
-        let sent = self.send_all();
+        let sent = if sends { self.send_all() } else { Ok(()) };
         if let Err(error) = &sent
             && !self.is_of_one(error)
         {

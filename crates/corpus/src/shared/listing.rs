@@ -29,24 +29,28 @@ enum Difference {
 impl SharedDocuments {
     /// Learns the id of all documents as a whole. Where it is another than the one that this machine has followed, nothing is known of
     /// what it has sent before, and all is noted again: an object store that was emptied takes no document from its machines.
-    pub(super) fn check_library(&self, state: &mut SharingState) -> Result<()> {
-        let library = self.library()?;
+    pub(super) fn check_library(&self, state: &mut SharingState, creates: bool) -> Result<()> {
+        let (library, url) = (self.library(creates)?, self.objects.url().to_owned());
         if state.library == library {
+            state.url = url;
             return Ok(());
         }
         let is_first = state.library.is_empty();
-        *state = SharingState { library, ..SharingState::default() };
+        *state = SharingState { library, url, ..SharingState::default() };
         // When the documents are shared for the first time they are all noted already.
         if is_first { self.local.set_sharing_state(state) } else { self.local.share_anew(state) }
     }
 
-    /// The id of all documents as a whole, which is made at random if there is none.
-    fn library(&self) -> Result<String> {
+    /// The id of all documents as a whole. If there is none it is made at random, or empty unless `creates` is true.
+    fn library(&self, creates: bool) -> Result<String> {
         for _ in 0..2 {
             if let Some(bytes) = self.bytes(LIBRARY, MOST_BYTES)? {
                 let found: Result<LibraryObject, _> = bytes.and_then(|bytes| decode(&bytes));
                 let broken = |why| Error::Sharing(format!("{LIBRARY} of {}: {why}", self.objects.url()));
                 return found.map(|library| library.id).map_err(broken);
+            }
+            if !creates {
+                return Ok(String::new());
             }
             let mut random = [0; 16];
             getrandom::fill(&mut random).map_err(|error| Error::Sharing(error.to_string()))?;

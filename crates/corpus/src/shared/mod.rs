@@ -163,7 +163,11 @@ impl DocumentStore for SharedDocuments {
     }
 
     fn sync(&self, keys_of: Option<&KeysOf<'_>>, applied: &mut Applied<'_>) -> Result<()> {
-        self.follow(keys_of, applied)
+        self.follow(true, keys_of, applied)
+    }
+
+    fn pull(&self, keys_of: Option<&KeysOf<'_>>, applied: &mut Applied<'_>) -> Result<()> {
+        self.follow(false, keys_of, applied)
     }
 
     fn unfinished_removals(&self) -> Result<Vec<(String, String, Vec<ChunkKey>)>> {

@@ -6,7 +6,7 @@ use refrain_store::{Limits, Store};
 
 use super::{Bucket, Folder, Machine, Memory, contents};
 use crate::conformance::{key, list, put, remove, remove_all, sync};
-use crate::document_store::{Applied, ChangeKind, DocumentStore};
+use crate::document_store::{Applied, Change, ChangeKind, DocumentStore};
 use crate::error::{Error, Result};
 use crate::local::LocalDocuments;
 use crate::shared::SharedDocuments;
@@ -141,7 +141,7 @@ fn changes_without_the_object_store_are_noted_in_a_folder_that_was_shared() {
     drop(one);
     let local = LocalDocuments::open(Some(folder.path()), u64::MAX).unwrap();
     let new = put(&local, "", "new", &[2]).unwrap();
-    assert_eq!(new.published, Some(false));
+    assert_eq!(new.published, None);
     remove_all(&local, "", &id);
     drop(local);
     let one = Machine::in_folder(folder, &options);
@@ -182,6 +182,45 @@ fn an_object_store_that_was_emptied_takes_no_document() {
     sync(&moved.documents);
     let four = elsewhere.machine();
     assert_eq!(sync(&four.documents).len(), 1);
+}
+
+/// A machine that pulls has the documents of others and sends none of its own. What it has is not published in another object store.
+#[test]
+fn a_pull_sends_nothing() {
+    let bucket = Memory::new();
+    let folder = std::sync::Arc::new(tempfile::tempdir().unwrap());
+    let local = LocalDocuments::open(Some(folder.path()), u64::MAX).unwrap();
+    let own = put(&local, "", "own", &[1]).unwrap().id;
+    drop(local);
+    let other = bucket.machine();
+    let theirs = put(&other.documents, "", "theirs", &[2]).unwrap().id;
+    sync(&other.documents);
+    let pull = |machine: &Machine| {
+        let mut pulled = Vec::new();
+        let mut applied = |changes: Vec<Change>| {
+            pulled.extend(changes);
+            Ok(())
+        };
+        machine.documents.pull(Some(&|_, _| Ok(Vec::new())), &mut applied).unwrap();
+        pulled
+    };
+    let published = |machine: &Machine| {
+        let published = |id| machine.documents.local.get("", id).unwrap().published;
+        (published(&own), published(&theirs))
+    };
+    let one = Machine::in_folder(folder.clone(), &bucket.options());
+    assert_eq!(pull(&one), [Change::new("", &theirs, ChangeKind::Put)]);
+    assert_eq!(list(&other.documents, "").len(), 1);
+    assert_eq!(sync(&other.documents), []);
+    assert_eq!(published(&one), (Some(false), Some(true)));
+    drop(one);
+    let elsewhere = Folder(tempfile::tempdir().unwrap());
+    let one = Machine::in_folder(folder, &elsewhere.options());
+    assert_eq!(pull(&one), []);
+    assert_eq!(one.objects.list("", None).unwrap().len(), 0);
+    assert_eq!(published(&one), (Some(false), Some(false)));
+    sync(&one.documents);
+    assert_eq!(published(&one), (Some(true), Some(true)));
 }
 
 /// Where nothing can be written, documents are read and kept all the same, and it is said what is in the way.
