@@ -200,8 +200,8 @@ mod tests {
         let key = folder.path().join("key");
         std::fs::write(&key, "ab".repeat(32)).unwrap();
         let text = "refrain-scale worker --device=auto --threads=1 --ubatch-size=32 --left-tokens=7 --strict-numerics --chunk-tokens=64 \
-                    --keep-packed=false --device-cache=10 --quota=1KiB --ttl=2h --sync-interval=off --instruction=x --num-speculative-tokens=3 --kv-cache-memory-bytes=5 \
-                    --document-quota=6 --max-documents-per-request=8 --max-tokens-per-request=9 --default-max-tokens=4";
+                    --keep-packed=false --device-cache=10B --quota=1KiB --ttl=2h --sync-interval=off --instruction=x --num-speculative-tokens=3 --kv-cache-memory-bytes=5B \
+                    --document-quota=6B --max-documents-per-request=8 --max-tokens-per-request=9 --default-max-tokens=4";
         let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/tiny/llama");
         let paths = ["--model", model, "--store", folder.path().to_str().unwrap()];
         let more = paths.into_iter().chain(["--namespace-key-file", key.to_str().unwrap()]);

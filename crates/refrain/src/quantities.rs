@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use crate::store::Limits;
 
-/// Reads bytes: `1GiB`, `512M`, `1.5 GB`. `K`, `M`, `G` and `T` alone are powers of 1024.
+/// Reads bytes: `1GiB`, `512M`, `1.5 GB`, `7B`. `K`, `M`, `G` and `T` alone are powers of 1024.
 ///
 /// # Errors
-/// If the text is no number with such a unit.
+/// If the text is no number with such a unit, which 0 alone needs not. A bound that was meant in GiB and read in bytes would delete a
+/// whole store.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -24,6 +25,9 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     let base = if unit.len() == 2 && unit.ends_with('b') { 1000f64 } else { 1024f64 };
     let number: f64 =
         number.parse().map_err(|_| "give a number of bytes, such as 512MiB or 2GiB".to_owned())?;
+    if unit.is_empty() && number != 0.0 {
+        return Err(format!("{text} has no unit: give {text}GiB or {text}B"));
+    }
     Ok((number * base.powi(power)) as u64)
 }
 
@@ -123,7 +127,8 @@ mod tests {
         assert_eq!(parse_size("2MB"), Ok(2_000_000));
         assert_eq!(parse_size("0"), Ok(0));
         assert_eq!(parse_size("7B"), Ok(7));
-        for wrong in ["", "GiB", "1XB", "-1", "1..2M", "one"] {
+        assert_eq!(parse_size("50"), Err("50 has no unit: give 50GiB or 50B".to_owned()));
+        for wrong in ["", "GiB", "1.5", "1XB", "-1", "1..2M", "one"] {
             assert!(parse_size(wrong).is_err(), "{wrong}");
         }
     }

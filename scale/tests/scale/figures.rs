@@ -136,7 +136,7 @@ async fn run(plane: &Plane, workers: usize, rule: &str, values: &Value, library:
         number("remote_rate") * 1e9,
         values["remote_latency"]
     );
-    let room = |chunks: f64| format!("{:.0}", (chunks + 0.5) * library.1 as f64);
+    let room = |chunks: f64| format!("{:.0}B", (chunks + 0.5) * library.1 as f64);
     let (disk, memory) = (room(number("disk")), room(number("memory")));
     let options = ["--simulate", &simulation, "--disk", &disk, "--memory", &memory];
     let remote = (format!("file://{}", library.0.display()), Vec::new());

@@ -34,7 +34,7 @@ fn chunks_can_be_looked_after() {
     let half = stats["disk"]["bytes"].as_u64().unwrap() * 2 / 3;
     let archive = home.path("chunks.tar");
     assert_eq!(home.json(&["store", "export", archive.to_str().unwrap()])["chunks"], 2);
-    let report = home.json(&["store", "gc", "--disk", &half.to_string()]);
+    let report = home.json(&["store", "gc", "--disk", &format!("{half}B")]);
     assert_eq!((&report["evicted"], &report["chunks"]), (&1.into(), &1.into()));
     assert_eq!(home.json(&["store", "import", archive.to_str().unwrap()])["chunks"], 1);
     // Another's are not seen, not even by their names.
@@ -62,7 +62,7 @@ fn chunks_that_are_kept_for_a_time_are_pinned_until_it_is_over() {
     let pin = |more: &[&str]| home.run(&[&["store", "pin", "--all"], more].concat()).good().out;
     let group = |name: &str| home.json(&["store", "stats"])[name]["chunks"].as_u64().unwrap();
     let all = home.json(&["store", "stats"])["disk"]["chunks"].as_u64().unwrap();
-    let gc = || home.json(&["store", "gc", "--disk", "1"])["chunks"].as_u64().unwrap();
+    let gc = || home.json(&["store", "gc", "--disk", "1B"])["chunks"].as_u64().unwrap();
     assert!(pin(&["--keep", "30d"]).contains("pinned until their time is over"));
     assert_eq!((group("pinned"), group("expiring"), gc()), (all, all, all));
     assert!(pin(&["--keep", "never"]).contains("pinned without an end"));
@@ -200,17 +200,19 @@ fn what_is_shared_is_read_where_it_is_allowed() {
     // Where it is not allowed one has to compute one's own.
     assert_eq!(ingested(&[])["computed"], 2);
     assert_eq!(ask(&["--credential", "sk-one"])["tokens"], shared["tokens"]);
-    let stats = home.json(&["store", "stats", "--quota", "1GiB,shared=1"]);
+    let stats = home.json(&["store", "stats", "--quota", "1GiB,shared=1B"]);
     let namespaces = stats["namespaces"].as_object().unwrap();
     assert_eq!((namespaces.len(), &namespaces["shared"]["quota"]), (2, &1.into()));
-    let table = home.run(&["store", "stats", "--quota", "1GiB,shared=1"]).good().out;
+    let table = home.run(&["store", "stats", "--quota", "1GiB,shared=1B"]).good().out;
     assert!(table.contains("of 1 B") && table.contains("of 1.0 GiB"), "{table}");
     // Only the namespace with too many goes.
     assert_eq!(
-        home.json(&["store", "gc", "--quota", "1GiB,shared=1"])["evicted"],
+        home.json(&["store", "gc", "--quota", "1GiB,shared=1B"])["evicted"],
         namespaces["shared"]["chunks"]
     );
     assert_eq!(home.json(&["store", "stats"])["namespaces"].as_object().unwrap().len(), 1);
+    // A bound that was meant in GiB removes nothing.
+    home.run(&["store", "gc", "--disk", "50"]).failed(2, &["50 has no unit: give 50GiB or 50B"]);
     home.run(&["store", "gc", "--quota", "shared=lots"]).failed(2, &["shared=lots", "512MiB"]);
 }
 
