@@ -81,8 +81,10 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
             speculative_tokens: args.speculation.num_speculative_tokens,
             ..GenerateRequest::new(asked.built.clone(), sampling.clone())
         };
+        let interrupt = Interrupt::default();
+        let running = interrupt.running();
         let answer =
-            answer(context, &engine, &prompt, (asked, &policy), &request, &Interrupt::default().running())?;
+            answer(context, &engine, &prompt, (asked, &policy), (&request, ingested.as_ref()), &running)?;
         if titled {
             print("\n")?;
         }
@@ -207,7 +209,8 @@ fn selected(context: &Context, args: &args::Ask) -> Result<(Vec<Method>, Vec<Met
     Ok((answering, compared, policy))
 }
 
-/// Streams an answer to standard output, then its stats to standard error. Ctrl-C ends it where it is.
+/// Streams an answer to standard output, then its stats to standard error. Ctrl-C ends it where it is. `ingested` is the report of the
+/// ingest that the answer waited for.
 ///
 /// # Errors
 /// [`Interrupted`](crate::signals::Interrupted) before the first token.
@@ -216,7 +219,7 @@ pub(crate) fn answer(
     engine: &Engine,
     prompt: &Prompt,
     (method, policy): (&Method, &Policy),
-    request: &GenerateRequest,
+    (request, ingested): (&GenerateRequest, Option<&IngestReport>),
     running: &Interruptible<'_>,
 ) -> Result<Answer> {
     let mut out = io::stdout().lock();
@@ -251,7 +254,7 @@ pub(crate) fn answer(
         let chosen = context
             .choice_of(&method.spec)
             .map(|choice| format!("\n{} behind prefix {}: {}", choice.method, choice.prefix, choice.why));
-        let line = stats_line(method, policy, &answer.stats) + &chosen.unwrap_or_default();
+        let line = stats_line(method, policy, &answer.stats, ingested) + &chosen.unwrap_or_default();
         context.say(&paint("2", &line, &io::stderr()));
         if let Some(explanation) = &answer.explanation {
             write!(out, "\n{}", explained(explanation, colours(&io::stdout()))).map_err(NotPrinted)?;
@@ -274,8 +277,13 @@ fn warn_of_other_prefix(stats: &RequestStats) {
     }
 }
 
-/// One line of stats.
-pub(crate) fn stats_line(asked: &Method, policy: &Policy, stats: &RequestStats) -> String {
+/// One line of stats. TTFT begins after the ingest that the answer waited for, whose time stands behind it.
+pub(crate) fn stats_line(
+    asked: &Method,
+    policy: &Policy,
+    stats: &RequestStats,
+    ingested: Option<&IngestReport>,
+) -> String {
     let mut line = format!("{}: {} prompt tokens", asked.spec, stats.prompt_tokens);
     if stats.document_tokens > 0 {
         line.push_str(&format!(
@@ -310,6 +318,9 @@ pub(crate) fn stats_line(asked: &Method, policy: &Policy, stats: &RequestStats) 
         ));
     }
     line.push_str(&format!("; TTFT {} ({} compute)", seconds(stats.ttft), seconds(stats.compute_ttft)));
+    if let Some(report) = ingested.filter(|report| report.computed > 0) {
+        line.push_str(&format!(", after {} of prefill", seconds(report.seconds)));
+    }
     if let Some(tpot) = stats.tpot {
         line.push_str(&format!(", TPOT {} ({} tokens/s)", seconds(tpot), number(1.0 / tpot)));
     }

@@ -189,7 +189,7 @@ impl Chat<'_> {
             false => "/new forgets what was said",
         };
         let asked = (&self.method, &self.policy);
-        let answer = answer(self.context, &self.engine, &prompt, asked, &request, running)
+        let answer = answer(self.context, &self.engine, &prompt, asked, (&request, None), running)
             .map_err(|error| with_room(error, "--max-tokens", shorter))?;
         if self.context.json {
             print_json(&as_json(&self.method, &self.policy, &answer))?;

@@ -46,9 +46,10 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
     engine
         .max_seq_len(&prompt, sampling.max_tokens, &policy.built)
         .map_err(|error| with_room(error.into(), "--max-tokens", shorter))?;
+    let mut ingested = None;
     if method.built.reuses() {
         if !documents.is_empty() {
-            ingest_to_answer(context, &engine, &prompt.chunks, &method)?;
+            ingested = Some(ingest_to_answer(context, &engine, &prompt.chunks, &method)?);
         }
         engine.ingest_system(&prompt)?;
     }
@@ -73,7 +74,8 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
         value["failures"] = json!(failures);
         print_json(&value)?;
     } else {
-        context.say(&paint("2", &stats_line(&method, &policy, &answer.stats), &io::stderr()));
+        let line = stats_line(&method, &policy, &answer.stats, ingested.as_ref());
+        context.say(&paint("2", &line, &io::stderr()));
     }
     // The text that there is was written, and the status tells that there is no more.
     if running.is_interrupted() { Err(Exit(STOPPED).into()) } else { Ok(()) }

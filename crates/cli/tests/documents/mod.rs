@@ -188,6 +188,21 @@ fn what_was_ingested_is_reused_by_every_command_that_answers() {
     assert_eq!((chunks("ask"), chunks("generate")), (2, 2));
 }
 
+/// TTFT leaves out the prefill that the answer waited for, so that the statistics name it; an answer from stored chunks waited for none.
+#[test]
+fn statistics_name_the_prefill_before_the_first_token() {
+    let home = Home::new();
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    let model = model.to_str().unwrap();
+    for command in ["ask", "generate"] {
+        let file = home.write(&format!("{command}.md"), format!("A stem bolt of {command} is tightened to 5 Nm."));
+        let docs = ["--docs", file.to_str().unwrap(), "--max-tokens", "2", "--method", "pie"];
+        let words = [&[command, "How tight?", "--model", model, "--prefix", "none"], &docs[..]].concat();
+        let waited = || home.run(&words).good().err.contains(" compute), after ");
+        assert_eq!((waited(), waited()), (true, false), "{command}");
+    }
+}
+
 /// A script whose variable is empty must not remove the only document that there is.
 #[test]
 fn an_id_without_a_digit_removes_no_document() {
