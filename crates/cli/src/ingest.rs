@@ -5,7 +5,6 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use indicatif::ProgressBar;
 use refrain::Library;
-use refrain::corpus::Error as CorpusError;
 use refrain::engine::{Advance, Document, Engine, IngestProgress, IngestReport, PromptChunk, rate};
 use serde_json::json;
 
@@ -28,8 +27,6 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
     }
     // Chunks are of use without it, so that the command goes on.
     let kept = context.documents(engine.store()).and_then(|store| Library::keep(&engine, store, &documents));
-    // A server keeps the store's documents to itself while it runs, and this command shares its chunks.
-    let is_missed = kept.as_ref().is_err_and(|error| !matches!(error, CorpusError::InUse { .. }));
     let kept = kept
         .map_err(|error| {
             output::warn(&format!("`refrain ask --search` does not find these documents: {error}"));
@@ -57,7 +54,7 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
                 print_json(&value)?;
             }
             // The status tells of failures where nobody reads the output, too.
-            if failures.is_empty() && !is_missed { Ok(()) } else { Err(Exit(SOME_FAILED).into()) }
+            if failures.is_empty() && kept.is_some() { Ok(()) } else { Err(Exit(SOME_FAILED).into()) }
         }
         Some(reason) => Err(anyhow::anyhow!("{reason}").context(
             Fail::new(format!("not all chunks are in {}", tilde(&context.store))).hint(

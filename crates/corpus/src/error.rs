@@ -27,7 +27,8 @@ pub enum Error {
     },
     /// The documents' file is open in another program, or by another engine of this one.
     #[error(
-        "cannot open {path}: another program, or another engine of this one, has it open; close it there, or choose another store"
+        "cannot open {path}: another program, probably `refrain serve`, or another engine of this one, has it open: bring documents to the \
+         server with POST /v1/documents and ask it, or stop it, or choose another store"
     )]
     InUse {
         /// The file.

@@ -406,3 +406,19 @@ fn a_server_that_is_told_to_stop_ends_its_answers_first() {
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"completion_tokens\":120"), "{answer}");
     assert!(server.child.wait().unwrap().success());
 }
+
+/// A server keeps its store's documents to itself while it runs: other commands say what to do, and a script learns it by the status.
+#[test]
+fn commands_on_the_store_of_a_running_server_name_it() {
+    let home = Home::new();
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    let file = home.write("bolts.md", "A stem bolt is tightened to 5 Nm.");
+    let (model, file) = (model.to_str().unwrap(), file.to_str().unwrap());
+    let options = ["--model", model, "--prefix", "none"];
+    let server = Server::start(home, &options);
+    let remedy = ["`refrain serve`", "POST /v1/documents"];
+    let run = |words: &[&str]| server.home.run(&[words, &options].concat());
+    run(&["documents", "ls"]).failed(1, &remedy);
+    run(&["ask", "--search", "How tight?"]).failed(1, &remedy);
+    run(&["ingest", file]).failed(3, &remedy);
+}
