@@ -38,7 +38,7 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
     if args.search.is_some() && args.prompt.docs.is_empty() && context.lacks_store() {
         return Err(context.no_store());
     }
-    let Documents { documents, failures } = read_documents(context.console, &args.prompt.docs)?;
+    let Documents { documents, failures, .. } = read_documents(context.console, &args.prompt.docs)?;
     let engine = context.open_engine(&args.prompt.instructions())?;
     check_biases(&engine, &sampling)?;
     let methods = || answering.iter().chain(&compared);

@@ -14,7 +14,7 @@ use refrain::{CalibrationFile, calibration_path, fingerprint};
 
 /// `refrain calibrate`
 pub(crate) fn run(context: &Context, args: &args::Calibrate) -> Result<()> {
-    let Documents { documents, failures } = read_documents(context.console, &args.paths)?;
+    let Documents { documents, failures, .. } = read_documents(context.console, &args.paths)?;
     let engine = context.open_engine(&Instructions::default())?;
     let bar = context.bar("reading the documents", "{pos}/{len} tokens, {rate}{left}");
     let method = SamKv::default();

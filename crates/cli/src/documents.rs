@@ -1,5 +1,6 @@
 //! The documents of the files and folders that a command names.
 
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +20,8 @@ pub(crate) struct Documents {
     pub(crate) documents: Vec<Document>,
     /// The files that gave none.
     pub(crate) failures: Vec<UnreadFile>,
+    /// Number of the files of folders that were left out, since their extensions are not known.
+    pub(crate) left_out: usize,
 }
 
 /// A file or folder that could not be read.
@@ -48,14 +51,15 @@ impl std::fmt::Display for UnreadFile {
 /// If a path names nothing, or paths are given and none of them holds a document.
 pub(crate) fn read_documents(console: Console, paths: &[PathBuf]) -> Result<Documents> {
     let mut documents = Vec::new();
-    let failures = each_document(console, paths, |document| {
+    let (failures, left_out) = each_document(console, paths, |document| {
         documents.push(document);
         Ok(())
     })?;
-    Ok(Documents { documents, failures })
+    Ok(Documents { documents, failures, left_out })
 }
 
-/// [`read_documents`], of which `take` gets one after the other; gives the files that could not be read.
+/// [`read_documents`], of which `take` gets one after the other; gives the files that could not be read, and the number of those that were
+/// left out.
 ///
 /// # Errors
 /// As for [`read_documents`], and those of `take`.
@@ -63,22 +67,23 @@ pub(crate) fn each_document(
     console: Console,
     paths: &[PathBuf],
     mut take: impl FnMut(Document) -> Result<()>,
-) -> Result<Vec<UnreadFile>> {
-    let (mut number, mut unread) = (0, Vec::new());
+) -> Result<(Vec<UnreadFile>, usize)> {
+    let (mut number, mut unread, mut others) = (0, Vec::new(), Vec::new());
     if paths.is_empty() {
-        return Ok(unread);
+        return Ok((unread, 0));
     }
     if let Some(path) = paths.iter().find(|path| is_missing(path)) {
         return Err(Fail::new(format!("there is no file or folder {}", path.display())).into());
     }
     let listed: Vec<_> = paths.iter().map(|path| (path, files(path))).collect();
-    let all = listed.iter().map(|(_, (files, _))| files.len() as u64).sum();
+    let all = listed.iter().map(|(_, files)| files.found.len() as u64).sum();
     let (bar, mut done) = (console.bar("reading", "{pos}/{len} files"), 0);
     let mut empty = Vec::new();
-    for (path, (files, failures)) in listed {
+    for (path, files) in listed {
         let before = (number, unread.len());
-        unread.extend(failures.into_iter().map(UnreadFile::from));
-        for file in files {
+        others.extend(files.others);
+        unread.extend(files.failures.into_iter().map(UnreadFile::from));
+        for file in files.found {
             let reading = read_path(&file);
             number += reading.documents.len();
             reading.documents.into_iter().try_for_each(&mut take)?;
@@ -91,12 +96,30 @@ pub(crate) fn each_document(
         }
     }
     bar.finish_and_clear();
+    if !others.is_empty() {
+        console.say(&left_out(&others));
+    }
     if number == 0 {
         return Err(nothing_read(paths, &unread));
     }
     empty.iter().for_each(|path| console.warn(&without_documents(path)));
     unread.iter().for_each(|failure| console.warn(&failure.to_string()));
-    Ok(unread)
+    Ok((unread, others.len()))
+}
+
+/// Says how many files of folders are left out, with some of their extensions, or names without one.
+fn left_out(others: &[PathBuf]) -> String {
+    const NAMED: usize = 4;
+    let kind = |path: &PathBuf| match path.extension() {
+        Some(extension) => format!(".{}", extension.display()),
+        None => path.file_name().unwrap_or_default().display().to_string(),
+    };
+    let kinds: BTreeSet<String> = others.iter().map(kind).collect();
+    let mut named: Vec<&str> = kinds.iter().map(String::as_str).take(NAMED).collect();
+    named.extend((kinds.len() > NAMED).then_some("…"));
+    let (files, named) = (count(others.len(), "file"), named.join(", "));
+    let were = if others.len() == 1 { "was" } else { "were" };
+    one_line(&format!("{files} of other kinds {were} left out ({named}): text among them is read where it is given by name"))
 }
 
 fn is_missing(path: &Path) -> bool {

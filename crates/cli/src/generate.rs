@@ -26,7 +26,7 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
     let mut sampling = args.sampling.sampling();
     sampling.check()?;
     let structured = args.structured.output()?;
-    let Documents { documents, failures } = read_documents(context.console, &args.docs)?;
+    let Documents { documents, failures, .. } = read_documents(context.console, &args.docs)?;
     let around = Instructions {
         system: args.system.clone(),
         // The text before the documents is that of all commands: it belongs to the identity of chunks.

@@ -19,7 +19,7 @@ use refrain::folders::tilde;
 /// `refrain ingest`
 pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
     let method = methods::asked(context, &args.method)?;
-    let Documents { documents, failures } = read_documents(context.console, &args.paths)?;
+    let Documents { documents, failures, left_out } = read_documents(context.console, &args.paths)?;
     let engine = context.open_engine(&args.instructions())?;
     let (report, is_whole) = ingest_until_stopped(context, &engine, &documents, &method)?;
     if !is_whole {
@@ -49,6 +49,7 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
             if context.json {
                 let mut value = json!(report);
                 value["failures"] = json!(failures);
+                value["left_out"] = json!(left_out);
                 value["searchable"] = json!(kept.is_some());
                 value["unpublished"] = json!(unpublished);
                 print_json(&value)?;

@@ -47,7 +47,7 @@ pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
         .hint("start without --docs, and add the documents with a key: POST /v1/documents")
         .into());
     }
-    let Documents { documents, failures } = read_documents(context.console, &args.docs)?;
+    let Documents { documents, failures, .. } = read_documents(context.console, &args.docs)?;
     let mut options = options(context, args)?;
     let engine = context.open_engine(&options.instructions)?;
     let prefix_cache = usize::try_from(args.prefix_cache_memory_bytes).unwrap_or(usize::MAX);

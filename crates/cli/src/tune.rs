@@ -65,7 +65,7 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
     // Wrong methods and prefixes are told before the model is opened.
     let variants = variants(context, &matrix)?;
     prefix_texts(&variants)?;
-    let Documents { documents, failures } = read_documents(context.console, &args.paths)?;
+    let Documents { documents, failures, .. } = read_documents(context.console, &args.paths)?;
     context.say(&format!(
         "up to {} are answered by {}, which takes about an hour with 24 questions and all methods; \
          --time-budget 10m ends it earlier, and the same command goes on",

@@ -20,5 +20,5 @@ mod text;
 
 pub use document::Document;
 pub use error::ReadError;
-pub use reader::{Failure, Reading, files, read, read_holding, read_path};
+pub use reader::{Failure, Files, Reading, files, read, read_holding, read_path};
 pub use split::{Piece, split};

@@ -160,9 +160,9 @@ fn extension(name: &str) -> Option<Format> {
 /// A file that cannot be read stands among the failures, and the others are read all the same. Files are the user's own: an encrypted PDF that opens without
 /// a password is read, though what its hidden objects hold is not bounded.
 pub fn read_path(path: &Path) -> Reading {
-    let (files, failures) = files(path);
+    let Files { found, failures, .. } = files(path);
     let mut reading = Reading { documents: Vec::new(), failures };
-    for file in files {
+    for file in found {
         match read_file(&file) {
             Ok(documents) => reading.documents.extend(documents),
             Err(error) => reading.failures.push(Failure { path: file, error }),
@@ -179,24 +179,34 @@ fn read_file(path: &Path) -> Result<Vec<Document>, ReadError> {
     read_of(Origin::Own, &std::fs::read(path)?, &name, ())
 }
 
-/// The files that [`read_path`] reads, in the order of their names, and the folders that are not listed: those that cannot be, and links,
-/// one of which could lead back to where it lies.
-///
-/// A file given by name is listed whatever its extension. Hidden files and folders are passed over.
-pub fn files(path: &Path) -> (Vec<PathBuf>, Vec<Failure>) {
-    let (mut found, mut failures) = (Vec::new(), Vec::new());
-    match std::fs::metadata(path) {
-        Ok(metadata) if metadata.is_dir() => walk(path, 0, &mut found, &mut failures),
-        Ok(_) => found.push(path.to_owned()),
-        Err(error) => failures.push(Failure { path: path.to_owned(), error: error.into() }),
-    }
-    (found, failures)
+/// The files of a path, in the order of their names.
+#[derive(Debug, Default)]
+pub struct Files {
+    /// The files that [`read_path`] reads.
+    pub found: Vec<PathBuf>,
+    /// The folders that are not listed: those that cannot be, and links, one of which could lead back to where it lies.
+    pub failures: Vec<Failure>,
+    /// The files of a folder that are left out, since their extensions are not known.
+    pub others: Vec<PathBuf>,
 }
 
-fn walk(folder: &Path, depth: usize, found: &mut Vec<PathBuf>, failures: &mut Vec<Failure>) {
+/// The files that [`read_path`] reads, and those that it leaves out.
+///
+/// A file given by name is read whatever its extension. Hidden files and folders are passed over.
+pub fn files(path: &Path) -> Files {
+    let mut files = Files::default();
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => walk(path, 0, &mut files),
+        Ok(_) => files.found.push(path.to_owned()),
+        Err(error) => files.failures.push(Failure { path: path.to_owned(), error: error.into() }),
+    }
+    files
+}
+
+fn walk(folder: &Path, depth: usize, files: &mut Files) {
     let mut entries = match list(folder, depth) {
         Ok(entries) => entries,
-        Err(error) => return failures.push(Failure { path: folder.to_owned(), error }),
+        Err(error) => return files.failures.push(Failure { path: folder.to_owned(), error }),
     };
     entries.sort();
     for entry in entries {
@@ -207,13 +217,15 @@ fn walk(folder: &Path, depth: usize, found: &mut Vec<PathBuf>, failures: &mut Ve
         if !entry.is_dir() {
             // Reading a pipe might never end. A broken link is listed, so that its failure is reported.
             let is_file = std::fs::metadata(&entry).map_or(true, |metadata| metadata.is_file());
-            if is_file && extension(&name).is_some() {
-                found.push(entry);
+            match (is_file, extension(&name)) {
+                (true, Some(_)) => files.found.push(entry),
+                (true, None) => files.others.push(entry),
+                (false, _) => {}
             }
         } else if entry.is_symlink() {
-            failures.push(Failure { path: entry, error: ReadError::LinkedFolder });
+            files.failures.push(Failure { path: entry, error: ReadError::LinkedFolder });
         } else {
-            walk(&entry, depth + 1, found, failures);
+            walk(&entry, depth + 1, files);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use refrain_documents::limits::{MAX_TEXT_BYTES, MAX_TITLE_CHARS};
-use refrain_documents::{Document, ReadError, files, read, read_path};
+use refrain_documents::{Document, Files, ReadError, files, read, read_path};
 
 fn samples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/files")
@@ -102,14 +102,15 @@ fn folders_are_walked_in_order_without_hidden_files_and_links_to_folders() {
     }
     #[cfg(unix)]
     std::os::unix::fs::symlink(root, root.join("b/loop")).unwrap();
-    let (found, failures) = files(root);
+    let Files { found, failures, others } = files(root);
     let found: Vec<_> = found.iter().map(|path| path.strip_prefix(root).unwrap().to_str().unwrap()).collect();
     assert_eq!(found, ["a.txt", "b/deep/y.jsonl", "b/x.html", "c.MD"]);
+    assert_eq!(others, [root.join("picture.png")]);
     let failures: Vec<String> = failures.iter().map(ToString::to_string).collect();
     let linked = format!("{}: is a link to a folder", root.join("b/loop").display());
     assert_eq!(failures.len(), usize::from(cfg!(unix)));
     assert!(failures.iter().all(|failure| failure.starts_with(&linked)), "{failures:?}");
-    assert_eq!(files(&root.join("picture.png")).0.len(), 1);
+    assert_eq!(files(&root.join("picture.png")).found.len(), 1);
     let missing = read_path(&root.join("missing"));
     assert_eq!(missing.failures.len(), 1);
     assert!(matches!(missing.failures[0].error, ReadError::Io(_)));

@@ -6,7 +6,7 @@ use pyo3::exceptions::{PyOSError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 use refrain::PromptChunk;
-use refrain::documents::{Failure, ReadError};
+use refrain::documents::{Failure, Files, ReadError};
 use refrain::engine::Advance;
 
 use crate::chunk::Chunk;
@@ -50,8 +50,8 @@ impl Document {
 /// Python, and the others are read all the same; a file given by name that cannot be read raises OSError or RefrainError.
 #[pyfunction]
 pub(crate) fn read(py: Python<'_>, path: PathBuf) -> PyResult<Vec<Document>> {
-    let (files, mut failures) = py.detach(|| refrain::documents::files(&path));
-    let (mut documents, mut left) = (Vec::new(), files.into_iter());
+    let Files { found, mut failures, .. } = py.detach(|| refrain::documents::files(&path));
+    let (mut documents, mut left) = (Vec::new(), found.into_iter());
     advance(py, || {
         let Some(file) = left.next() else { return Ok(Advance::Done) };
         let reading = refrain::documents::read_path(&file);

@@ -188,6 +188,27 @@ fn what_was_ingested_is_reused_by_every_command_that_answers() {
     assert_eq!((chunks("ask"), chunks("generate")), (2, 2));
 }
 
+/// Files of a folder whose extensions are not known are left out and counted, and read where they are given by name.
+#[test]
+fn files_of_other_kinds_are_told() {
+    let home = Home::new();
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    for name in ["a.md", "b.py", "b.csv", "b.yaml", "c/d.py", "c/e.rs", "NOTES"] {
+        home.write(&format!("docs/{name}"), format!("The file {name}."));
+    }
+    let (docs, script) = (home.path("docs"), home.path("docs/b.py"));
+    let ingest = |path: &PathBuf, more: &[&str]| {
+        let options = ["ingest", path.to_str().unwrap(), "--model", model.to_str().unwrap(), "--prefix", "none"];
+        home.run(&[&options, more].concat()).good()
+    };
+    let ran = ingest(&docs, &["--json"]);
+    let told = "6 files of other kinds were left out (.csv, .py, .rs, .yaml, …): text among them is read where it is given by name";
+    assert!(ran.err.contains(told), "{}", ran.err);
+    let report: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!((&report["documents"], &report["left_out"]), (&json!(1), &json!(6)));
+    assert!(!ingest(&script, &[]).err.contains("left out"));
+}
+
 /// TTFT leaves out the prefill that the answer waited for, so that the statistics name it; an answer from stored chunks waited for none.
 #[test]
 fn statistics_name_the_prefill_before_the_first_token() {
