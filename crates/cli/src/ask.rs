@@ -16,6 +16,7 @@ use crate::args;
 use crate::documents::{Documents, read_documents};
 use crate::explain::explained;
 use crate::ingest::ingest_to_answer;
+use crate::kept::stored;
 use crate::limits::{check_biases, with_room};
 use crate::methods::{self, Method, Policy};
 use crate::output::{
@@ -104,6 +105,13 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
             "answers": answers,
             "comparison": comparison,
         }));
+    }
+    if args.search.is_none() && args.prompt.docs.is_empty() {
+        let stored = stored(context, engine.store());
+        if stored > 0 {
+            let stored = count(stored, "stored document");
+            context.say(&format!("answered without documents: --search draws on the {stored}"));
+        }
     }
     if comparison.is_empty() {
         return Ok(());

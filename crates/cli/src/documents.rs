@@ -119,7 +119,9 @@ fn left_out(others: &[PathBuf]) -> String {
     named.extend((kinds.len() > NAMED).then_some("…"));
     let (files, named) = (count(others.len(), "file"), named.join(", "));
     let were = if others.len() == 1 { "was" } else { "were" };
-    one_line(&format!("{files} of other kinds {were} left out ({named}): text among them is read where it is given by name"))
+    one_line(&format!(
+        "{files} of other kinds {were} left out ({named}): text among them is read where it is given by name"
+    ))
 }
 
 fn is_missing(path: &Path) -> bool {

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use anyhow::Result;
-use refrain::corpus::{Change, ChangeKind, Corpus, DocumentStore, StoredDocument};
+use refrain::corpus::{Change, ChangeKind, Corpus, DocumentStore, LocalDocuments, StoredDocument};
 use refrain::engine::Instructions;
 use refrain::folders::tilde;
-use refrain::store::Store;
+use refrain::store::{DOCUMENTS, Store};
 use serde_json::json;
 
 use crate::args::Kept as Command;
@@ -49,6 +49,16 @@ fn open(context: &Context) -> Result<Opened> {
     let (mut kept, _) = documents.local().list(&namespace, "", usize::MAX)?;
     kept.retain(|document| !removed.contains(&document.id));
     Ok(Opened { store, documents, kept })
+}
+
+/// Number of the documents of the own namespace in the store's folder; 0 where they cannot be read, as while a server has them open.
+pub(crate) fn stored(context: &Context, store: &Store) -> usize {
+    let count = |folder| -> Result<usize> {
+        let documents = LocalDocuments::open(Some(folder), u64::MAX)?;
+        Ok(documents.list(&context.namespace()?, "", usize::MAX)?.0.len())
+    };
+    let folder = store.folder().filter(|folder| folder.join(DOCUMENTS).exists());
+    folder.and_then(|folder| count(folder).ok()).unwrap_or_default()
 }
 
 fn list(context: &Context) -> Result<()> {

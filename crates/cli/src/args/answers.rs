@@ -1,9 +1,11 @@
 //! Options of the commands that answer.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::builder::BoolishValueParser;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgAction, Args, ValueHint};
 use refrain::engine::{Instructions, Sampling, StructuredOutput};
 

@@ -75,7 +75,20 @@ fn without_variables(mut error: clap::Error, given: &[OsString]) -> clap::Error 
     error
 }
 
+/// The error of a number behind `--search`, which is taken for the question, so that the question is one argument too many.
+fn with_search(mut error: clap::Error, given: &[OsString]) -> clap::Error {
+    let number =
+        |pair: &&[OsString]| pair[0] == "--search" && pair[1].to_string_lossy().parse::<u32>().is_ok();
+    if error.kind() == ErrorKind::UnknownArgument
+        && let Some(pair) = given.windows(2).find(number)
+    {
+        let tip = format!("write --search={}", pair[1].display()).into();
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
+    }
+    error
+}
+
 /// An error of the words of the command line, with what helps a person on.
 pub(crate) fn explained(error: clap::Error, given: &[OsString]) -> clap::Error {
-    with_command(with_list(without_variables(with_variable(error, given), given)))
+    with_search(with_command(with_list(without_variables(with_variable(error, given), given))), given)
 }

@@ -198,7 +198,8 @@ fn files_of_other_kinds_are_told() {
     }
     let (docs, script) = (home.path("docs"), home.path("docs/b.py"));
     let ingest = |path: &PathBuf, more: &[&str]| {
-        let options = ["ingest", path.to_str().unwrap(), "--model", model.to_str().unwrap(), "--prefix", "none"];
+        let options =
+            ["ingest", path.to_str().unwrap(), "--model", model.to_str().unwrap(), "--prefix", "none"];
         home.run(&[&options, more].concat()).good()
     };
     let ran = ingest(&docs, &["--json"]);
@@ -209,6 +210,24 @@ fn files_of_other_kinds_are_told() {
     assert!(!ingest(&script, &[]).err.contains("left out"));
 }
 
+/// An answer without documents says so where some are stored, and a number apart from `--search` is told where it belongs.
+#[test]
+fn a_question_without_documents_is_told_of_the_stored_ones() {
+    let home = Home::new();
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    let file = home.write("bolts.md", "A stem bolt is tightened to 5 Nm.");
+    let (model, file) = (model.to_str().unwrap(), file.to_str().unwrap());
+    let options = ["--model", model, "--prefix", "none", "--max-tokens", "2"];
+    let told = |more: &[&str]| {
+        let ran = home.run(&[&["ask", "How tight?"], &options[..], more].concat()).good();
+        ran.err.contains("answered without documents: --search draws on the 1 stored document")
+    };
+    assert!(!told(&[]));
+    home.json(&[&["ingest", file], &options[..4]].concat());
+    assert_eq!((told(&[]), told(&["--search"]), told(&["--docs", file])), (true, false, false));
+    home.run(&["ask", "--search", "3", "How tight?"]).failed(2, &["tip: write --search=3"]);
+}
+
 /// TTFT leaves out the prefill that the answer waited for, so that the statistics name it; an answer from stored chunks waited for none.
 #[test]
 fn statistics_name_the_prefill_before_the_first_token() {
@@ -216,7 +235,8 @@ fn statistics_name_the_prefill_before_the_first_token() {
     let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
     let model = model.to_str().unwrap();
     for command in ["ask", "generate"] {
-        let file = home.write(&format!("{command}.md"), format!("A stem bolt of {command} is tightened to 5 Nm."));
+        let file =
+            home.write(&format!("{command}.md"), format!("A stem bolt of {command} is tightened to 5 Nm."));
         let docs = ["--docs", file.to_str().unwrap(), "--max-tokens", "2", "--method", "pie"];
         let words = [&[command, "How tight?", "--model", model, "--prefix", "none"], &docs[..]].concat();
         let waited = || home.run(&words).good().err.contains(" compute), after ");
