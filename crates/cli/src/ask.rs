@@ -121,14 +121,14 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
 }
 
 /// The documents of an answer.
-struct Sourced {
-    chunks: Vec<PromptChunk>,
+pub(crate) struct Sourced {
+    pub(crate) chunks: Vec<PromptChunk>,
     /// The documents that a search found.
-    sources: Option<Vec<Source>>,
+    pub(crate) sources: Option<Vec<Source>>,
 }
 
 /// The chunks that match a question best, of the documents or, if there are none, of those in the store.
-fn searched(
+pub(crate) fn searched(
     context: &Context,
     engine: &Engine,
     (documents, question): (&[Document], &str),

@@ -9,19 +9,22 @@ use refrain::model::Message;
 use rustyline::error::ReadlineError;
 use rustyline::history::MemHistory;
 use rustyline::{Config, Editor};
+use serde_json::json;
 
-use crate::args;
-use crate::ask::{answer, as_json};
+use crate::args::{self, SEARCHABLE};
+use crate::ask::{Sourced, answer, as_json, searched};
 use crate::documents::read_documents;
 use crate::ingest::ingest_to_answer;
 use crate::limits::{check_biases, with_room};
 use crate::methods::{self, Method, Policy};
-use crate::output::{NotPrinted, count, paint, print_json, report};
+use crate::output::{Fail, NotPrinted, count, paint, print_json, report};
 use crate::settings::Context;
 use crate::signals::{Interrupt, Interrupted, Interruptible};
 
 const HELP: &str = "\
 /docs PATH     answer from these documents too
+/search N      answer each question from the N chunks that match it best, of these documents or, without any, of all that are
+               stored; off ends that
 /method NAME   answer with this method, for example /method a3:ratio=0.3
 /evict NAME    decode with this eviction policy, for example /evict morph_kv:capacity=600
 /new           forget what was said
@@ -39,14 +42,26 @@ pub(crate) fn run(context: &Context, args: &args::Chat) -> Result<()> {
     sampling.check()?;
     let (method, policy) = (methods::asked(context, &args.method)?, methods::policy(&args.evict)?);
     let documents = read_documents(context.console, &args.prompt.docs)?.documents;
+    if args.search.is_some() && documents.is_empty() && context.lacks_store() {
+        return Err(context.no_store());
+    }
     let around = args.prompt.instructions();
     let engine = context.open_engine(&around)?.with_prefix_cache(PREFIX_CACHE);
     check_biases(&engine, &sampling)?;
     let speculative_tokens = args.speculation.num_speculative_tokens;
     let mut input = Input::open(io::stdin().is_terminal() && !context.json)?;
     let interrupt = input.interrupt()?;
-    let mut chat =
-        Chat { context, engine, method, policy, sampling, speculative_tokens, documents: Vec::new(), around };
+    let mut chat = Chat {
+        context,
+        engine,
+        method,
+        policy,
+        sampling,
+        speculative_tokens,
+        documents: Vec::new(),
+        search: args.search,
+        around,
+    };
     chat.add(documents)?;
     let talking = matches!(input, Input::Person(_));
     if talking {
@@ -113,6 +128,17 @@ impl Input {
     }
 }
 
+/// The number of chunks that `/search` names, or none where it is `off`.
+fn searched_chunks(text: &str) -> Result<Option<u32>> {
+    if text == "off" {
+        return Ok(None);
+    }
+    let number = text.parse().ok().filter(|number| SEARCHABLE.contains(&i64::from(*number)));
+    let (least, most) = (SEARCHABLE.start(), SEARCHABLE.end());
+    let wrong = || Fail::new(format!("{text} is no number of chunks: give {least} to {most}, or off"));
+    Ok(Some(number.ok_or_else(wrong)?))
+}
+
 struct Chat<'a> {
     context: &'a Context,
     engine: Engine,
@@ -120,6 +146,8 @@ struct Chat<'a> {
     policy: Policy,
     sampling: Sampling,
     documents: Vec<Document>,
+    /// Most chunks that a search brings for a question; none where all documents stand in the prompt.
+    search: Option<u32>,
     around: Instructions,
     /// Most tokens that are proposed at a time.
     speculative_tokens: usize,
@@ -151,7 +179,11 @@ impl Chat<'_> {
                 self.add(read_documents(self.context.console, &paths)?.documents)?;
                 self.context.say(&self.state());
             }
-            "/method" | "/evict" | "/docs" => self.context.say(&self.state()),
+            "/search" if !rest.is_empty() => {
+                self.search = searched_chunks(rest.trim())?;
+                self.context.say(&self.state());
+            }
+            "/method" | "/evict" | "/docs" | "/search" => self.context.say(&self.state()),
             _ if word.starts_with('/') => {
                 self.context.say(&format!("there is no command {word}\n{}", HELP.trim_end()))
             }
@@ -175,7 +207,15 @@ impl Chat<'_> {
     }
 
     fn ask(&mut self, question: &str, running: &Interruptible<'_>) -> Result<()> {
-        let prompt = self.engine.prompt(&self.documents, question, &self.around)?;
+        let Sourced { chunks, sources } = match self.search {
+            Some(limit) => {
+                let whole_documents = !self.method.built.statistics().is_empty();
+                let of = (self.documents.as_slice(), question);
+                searched(self.context, &self.engine, of, limit as usize, whole_documents)?
+            }
+            None => Sourced { chunks: self.engine.chunks(&self.documents)?, sources: None },
+        };
+        let prompt = self.engine.prompt_of_chunks(chunks, question, &self.around)?;
         if self.method.built.reuses() {
             self.engine.ingest_system(&prompt)?;
         }
@@ -192,7 +232,11 @@ impl Chat<'_> {
         let answer = answer(self.context, &self.engine, &prompt, asked, (&request, None), running)
             .map_err(|error| with_room(error, "--max-tokens", shorter))?;
         if self.context.json {
-            print_json(&as_json(&self.method, &self.policy, &answer))?;
+            let mut value = as_json(&self.method, &self.policy, &answer);
+            if let Some(sources) = sources {
+                value["sources"] = json!(sources);
+            }
+            print_json(&value)?;
         }
         let turn =
             |role: &str, content: String| Message { role: role.to_owned(), content, ..Message::default() };
@@ -202,7 +246,12 @@ impl Chat<'_> {
     }
 
     fn state(&self) -> String {
-        let documents = count(self.documents.len(), "document");
+        let documents = match (self.search, self.documents.len()) {
+            (Some(_), 0) => "the stored documents".to_owned(),
+            (_, given) => count(given, "document"),
+        };
+        let searched = self.search.map(|limit| format!(" searched for {}", count(limit as usize, "chunk")));
+        let documents = documents + &searched.unwrap_or_default();
         let policy = if self.policy.built.is_full() { "" } else { &format!(", {}", self.policy.spec) };
         format!("{} with {}{policy}, {documents}", self.context.global.model, self.method.spec)
     }

@@ -95,6 +95,7 @@ rotated by their places in the cache, the answer may go on past the model's cont
 pub(crate) const CHAT: &str = "\
 Examples:
   refrain chat --docs docs/
+  refrain chat --search
   refrain chat --temperature 0.7 --top-p 0.9
 
 /help in the chat lists its commands; /quit, or the end of input, ends it.";

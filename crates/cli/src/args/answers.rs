@@ -1,15 +1,19 @@
 //! Options of the commands that answer.
 
-use std::ffi::OsString;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::builder::BoolishValueParser;
-use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgAction, Args, ValueHint};
 use refrain::engine::{Instructions, Sampling, StructuredOutput};
 
 use refrain::AUTO;
+
+/// Chunks that a search brings unless told.
+pub(crate) const SEARCHED: &str = "5";
+/// Numbers of chunks that a search may bring.
+pub(crate) const SEARCHABLE: RangeInclusive<i64> = 1..=64;
 
 #[derive(Debug, Args)]
 pub(crate) struct Ask {
@@ -19,8 +23,8 @@ pub(crate) struct Ask {
     pub(crate) prompt: PromptArgs,
     /// Answer from the N chunks [default: 5] that match the question best: of --docs, or, without any, of all that was ingested
     /// into the store
-    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "5",
-          value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = SEARCHED,
+          value_parser = clap::value_parser!(u32).range(SEARCHABLE))]
     pub(crate) search: Option<u32>,
     /// Fusion method, with options if wanted: drift:charge=0.1, a3, pie; auto is what `refrain tune` found for the model, or what
     /// is built in for it [default: auto]
@@ -51,6 +55,11 @@ pub(crate) struct Ask {
 pub(crate) struct Chat {
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
+    /// Answer each question from the N chunks [default: 5] that match it best: of --docs, or, without any, of all that was ingested into
+    /// the store
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = SEARCHED,
+          value_parser = clap::value_parser!(u32).range(SEARCHABLE))]
+    pub(crate) search: Option<u32>,
     /// Fusion method, with options if wanted; auto is the model's own choice
     #[arg(long, value_name = "METHOD", default_value = AUTO)]
     pub(crate) method: String,

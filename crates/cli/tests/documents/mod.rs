@@ -228,6 +228,30 @@ fn a_question_without_documents_is_told_of_the_stored_ones() {
     home.run(&["ask", "--search", "3", "How tight?"]).failed(2, &["tip: write --search=3"]);
 }
 
+/// A chat draws on the stored documents when it is asked to, each question on the chunks that match it.
+#[test]
+fn a_chat_searches_the_stored_documents() {
+    let home = Home::new();
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    home.write("docs/bolts.md", "# Bolts\n\nA stem bolt is tightened to 5 Nm.");
+    home.write("docs/tyres.md", "# Tyres\n\nA tyre takes 6 bar.");
+    let docs = home.path("docs");
+    let options = ["--model", model.to_str().unwrap(), "--prefix", "none"];
+    home.run(&[&["chat", "--search"], &options[..]].concat()).failed(1, &["there is no store at"]);
+    home.json(&[&["ingest", docs.to_str().unwrap()], &options[..]].concat());
+    let chat = ["chat", "--max-tokens", "2", "--json"];
+    let lines = "A bolt?\n/search 1\nA bolt?\nA tyre?\n/search off\nA tyre?\n";
+    let ran = home.run_with_input(&[&chat, &options[..]].concat(), lines).good();
+    let titles = ran.out.lines().map(|line| {
+        let answer: serde_json::Value = serde_json::from_str(line).unwrap();
+        answer["sources"].as_array().map(|all| all.iter().map(|one| one["title"].clone()).collect::<Vec<_>>())
+    });
+    let of = |title: &str| Some(vec![json!(title)]);
+    assert_eq!(titles.collect::<Vec<_>>(), [None, of("Bolts"), of("Tyres"), None]);
+    assert!(ran.err.contains("the stored documents searched for 1 chunk"), "{}", ran.err);
+    home.run_with_input(&[&chat, &options[..]].concat(), "/search 65\n").failed(1, &["give 1 to 64, or off"]);
+}
+
 /// TTFT leaves out the prefill that the answer waited for, so that the statistics name it; an answer from stored chunks waited for none.
 #[test]
 fn statistics_name_the_prefill_before_the_first_token() {
