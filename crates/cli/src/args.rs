@@ -21,7 +21,7 @@ use refrain::engine::{DeviceChoice, Instructions, Prefix};
 use refrain::kernels::{Dtype, Precision, UnknownPrecision};
 use refrain::store::KvQuantization;
 
-pub(crate) use answers::{Ask, Chat, Generate, SEARCHABLE, SEARCHED};
+pub(crate) use answers::{Ask, Chat, Generate, SEARCHABLE};
 pub(crate) use bench::{Bench, Decode, Feature, Memory, Policies, Scenario, ServeBench, StoreBench, Ttft};
 pub(crate) use errors::explained;
 pub(crate) use eval::{Eval, Report as EvalReport, Run as EvalRun, Selection};

@@ -11,7 +11,7 @@ use refrain::engine::{Instructions, Sampling, StructuredOutput};
 use refrain::AUTO;
 
 /// Chunks that a search brings unless told.
-pub(crate) const SEARCHED: &str = "5";
+const SEARCHED: &str = "5";
 /// Numbers of chunks that a search may bring.
 pub(crate) const SEARCHABLE: RangeInclusive<i64> = 1..=64;
 

@@ -112,8 +112,8 @@ impl ModelSetup {
                 table.markdown()
             ),
             false => {
-                let about = broken(&format!("{machine}\n{what}, refrain {version}"), &io::stdout());
-                format!("{about}\n\n{}{note}", table.text())
+                let about = format!("{machine}\n{what}, refrain {version}");
+                format!("{}\n\n{}{note}", broken(&about, &io::stdout()), table.text())
             }
         }
     }

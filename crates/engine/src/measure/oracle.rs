@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use refrain_eviction::Eviction;
 use refrain_fusion::{FusionMethod, Pie};
-use refrain_kernels::{Buffer, Slice};
+use refrain_kernels::Slice;
 use refrain_store::{Chunk, Layer, Store};
 
 use crate::Result;

@@ -215,7 +215,7 @@ impl Engine {
     fn isolated(&self, ids: &[u32], dropped: usize, dtype: Dtype) -> Vec<(Buffer, Buffer)> {
         let mut run = IsolatedRun::start(self, ids, dropped, None, dtype).unwrap();
         while !run.advance(&[]).unwrap() {}
-        run.finish(self).0
+        run.finish(self).0.iter().map(|layer| (layer.k().to_buffer(), layer.v().to_buffer())).collect()
     }
 
     /// Prefills a chunk alone and stores it.

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use refrain_kernels::{Buffer, Dtype, Slice};
+use refrain_kernels::Dtype;
 use tempfile::{TempDir, tempdir};
 
 use super::{chunk, chunk_of, content, id, numbered, raw};
@@ -583,12 +583,4 @@ fn a_file_that_changes_hands_midway_is_not_called_broken() {
         assert_eq!(store.get(chunk.id()).unwrap().is_some(), replace || is_open);
         other.remove(&chunk.key()).unwrap();
     }
-}
-
-fn buffer(slice: Slice<'_>) -> Buffer {
-    let mut values = vec![0.0; slice.len()];
-    slice.to_f32(&mut values);
-    let mut buffer = Buffer::zeros(slice.dtype(), slice.len());
-    buffer.write_f32(0, &values);
-    buffer
 }
