@@ -16,6 +16,9 @@ use crate::notes::{SharingState, now};
 const LIST_EVERY: u64 = 600;
 /// Seconds for which changes are announced. A machine that was away for half of that lists all documents.
 const ANNOUNCED_FOR: u64 = 3600;
+/// Seconds for which objects say that a document was removed. A machine that was away for longer takes a document without objects for
+/// a removed one.
+pub(super) const REMOVED_FOR: u64 = 30 * 86400;
 /// Milliseconds by which the clocks of two machines may differ. What a clock that is further behind announces is found by the next
 /// listing.
 const CLOCK_DIFFERENCE: u64 = 120_000;
@@ -62,8 +65,9 @@ impl SharedDocuments {
         let failed = if lists {
             // A change that is announced after this is followed the next time, whether or not this listing has it.
             state.cursor = self.announced(followed)?;
+            let may_be_forgotten = since(state.listed) >= REMOVED_FOR;
             state.listed = began;
-            self.list_all(keys_of, applied)?
+            self.list_all(may_be_forgotten, keys_of, applied)?
         } else {
             let (cursor, failed) = self.poll(&state, followed, keys_of, applied)?;
             state.cursor = cursor;
@@ -123,7 +127,7 @@ impl SharedDocuments {
             }
             let documents: Vec<(String, String)> = documents.into_iter().collect();
             for some in documents.chunks(BATCH) {
-                let look = |(namespace, id): &(String, String)| self.look(namespace, id, keys_of);
+                let look = |(namespace, id): &(String, String)| self.look(namespace, id, false, keys_of);
                 failed.extend(self.apply(in_parallel(some, look), applied)?);
             }
             followed.extend(batch.iter().map(|name| (*name).clone()));

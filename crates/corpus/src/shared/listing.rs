@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, SystemTime};
 
 use super::SharedDocuments;
-use super::objects::{DOCUMENTS, LIBRARY, LibraryObject, MOST_BYTES, Place, decode, encode, place_of};
+use super::follow::REMOVED_FOR;
+use super::objects::{
+    DOCUMENTS, LIBRARY, LibraryObject, MOST_BYTES, Place, REMOVED, decode, encode, place_of,
+};
 use super::parallel::in_parallel;
 use super::parts::Parts;
 use crate::document_store::{Applied, Change, KeysOf};
@@ -15,6 +18,8 @@ use crate::notes::SharingState;
 pub(super) const BATCH: usize = 256;
 /// A removal that has not been finished for so long was left by a machine that stopped.
 const ABANDONED_AFTER: Duration = Duration::from_secs(600);
+/// So long stays the object that says that a document was removed: a day more than machines count on, for clocks that differ.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(REMOVED_FOR + 86400);
 
 /// A document of which replica and objects differ by their names.
 enum Difference {
@@ -24,6 +29,8 @@ enum Difference {
     Stale(String, String),
     /// Its removal was not finished.
     Abandoned(Place, Parts),
+    /// Its removal lies so far back that it need not be remembered.
+    Forgotten(Place),
 }
 
 impl SharedDocuments {
@@ -63,6 +70,7 @@ impl SharedDocuments {
     /// Brings the replica in line with all objects, but for those of documents whose errors it gives.
     pub(super) fn list_all(
         &self,
+        may_be_forgotten: bool,
         keys_of: Option<&KeysOf<'_>>,
         applied: &mut Applied<'_>,
     ) -> Result<Vec<Error>> {
@@ -70,8 +78,13 @@ impl SharedDocuments {
         for batch in self.differences()?.chunks(BATCH) {
             let outcomes = in_parallel(batch, |difference| match difference {
                 Difference::Lacking(place, parts) => self.bring_listed(place, parts),
-                Difference::Stale(namespace, id) => self.look(namespace, id, keys_of),
+                Difference::Stale(namespace, id) => self.look(namespace, id, may_be_forgotten, keys_of),
                 Difference::Abandoned(place, parts) => self.take_up_removal(place, parts).map(|()| None),
+                // A machine that may not delete objects leaves it to machines that may.
+                Difference::Forgotten(place) => {
+                    let _ = self.objects.delete(&place.name(REMOVED));
+                    Ok(None)
+                }
             });
             failed.extend(self.apply(outcomes, applied)?);
         }
@@ -122,8 +135,13 @@ impl SharedDocuments {
                     }
                 }
                 None if parts.document => differences.push(Difference::Lacking(place, parts)),
-                None if !parts.removals.is_empty() && is_abandoned(&parts) => {
-                    differences.push(Difference::Abandoned(place, parts));
+                None if !parts.removals.is_empty() => {
+                    if is_past(parts.written, ABANDONED_AFTER) {
+                        differences.push(Difference::Abandoned(place, parts));
+                    }
+                }
+                None if is_past(parts.removed, FORGOTTEN_AFTER) => {
+                    differences.push(Difference::Forgotten(place));
                 }
                 None => {}
             }
@@ -134,7 +152,7 @@ impl SharedDocuments {
     }
 }
 
-fn is_abandoned(parts: &Parts) -> bool {
-    let age = parts.written.and_then(|written| SystemTime::now().duration_since(written).ok());
-    age.is_some_and(|age| age >= ABANDONED_AFTER)
+fn is_past(time: Option<SystemTime>, after: Duration) -> bool {
+    let age = time.and_then(|time| SystemTime::now().duration_since(time).ok());
+    age.is_some_and(|age| age >= after)
 }

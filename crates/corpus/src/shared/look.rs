@@ -9,11 +9,13 @@ use crate::notes::{Note, may_follow};
 
 impl SharedDocuments {
     /// Brings the replica of a document in line with its objects, unless this machine has changed it and they are not told. Gives what
-    /// has changed in the replica, if something has.
+    /// has changed in the replica, if something has. A document without objects is brought to the object store again, unless a
+    /// machine has removed it, or `may_be_forgotten`: its removal may lie so far back that no object remembers it.
     pub(super) fn look(
         &self,
         namespace: &str,
         id: &str,
+        may_be_forgotten: bool,
         keys_of: Option<&KeysOf<'_>>,
     ) -> Result<Option<Change>> {
         let place = place_of(namespace, id);
@@ -48,6 +50,12 @@ impl SharedDocuments {
                 }
                 let pinned = self.local.get(namespace, id).map_or(known.pinned, |now| now.pinned);
                 Ok(if pinned == known.pinned { None } else { change(ChangeKind::Pinned(pinned)) })
+            }
+            // The second look: the first one may have begun before another machine removed the document, and ended after.
+            Some(_) if !may_be_forgotten && !parts.is_removed() && !self.parts(&place)?.is_removed() => {
+                tracing::warn!("{} has lost document {id}, which is brought there again", self.objects.url());
+                self.publish(namespace, &place, Note::PUT)?;
+                Ok(None)
             }
             Some(_) => {
                 let Some(keys_of) = keys_of else { return Ok(change(ChangeKind::Removed)) };

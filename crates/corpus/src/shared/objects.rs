@@ -7,6 +7,7 @@
 //! | `documents/NAMESPACE/ID/keys-HASH.json` | further chunk keys |
 //! | `documents/NAMESPACE/ID/pinned` | nothing: the document is pinned |
 //! | `documents/NAMESPACE/ID/removal-HASH.json` | keys of chunks of the removed document that are to be deleted |
+//! | `documents/NAMESPACE/ID/removed` | nothing: the document was removed at the time of this object |
 //! | `changes/TIME-RANDOM.json` | documents that were changed |
 //!
 //! `NAMESPACE` is a hash of the namespace, so that no namespace leads elsewhere, and `ID` follows from title and text. An object is
@@ -207,6 +208,7 @@ pub(super) const DOCUMENT: &str = "document.json";
 pub(super) const PINNED: &str = "pinned";
 pub(super) const KEYS: &str = "keys-";
 pub(super) const REMOVAL: &str = "removal-";
+pub(super) const REMOVED: &str = "removed";
 
 /// A namespace's name in objects' names.
 fn namespace_name(namespace: &str) -> String {

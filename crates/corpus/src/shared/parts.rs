@@ -6,7 +6,8 @@ use refrain_store::{ChunkKey, ListedObject, StoreError};
 
 use super::SharedDocuments;
 use super::objects::{
-    DOCUMENT, KEYS, MOST_BYTES, MOST_DOCUMENT, PINNED, Place, REMOVAL, Unusable, decode_document, decode_keys,
+    DOCUMENT, KEYS, MOST_BYTES, MOST_DOCUMENT, PINNED, Place, REMOVAL, REMOVED, Unusable, decode_document,
+    decode_keys,
 };
 use crate::error::Result;
 use crate::replica::FoundDocument;
@@ -21,6 +22,8 @@ pub(super) struct Parts {
     pub(super) pinned: bool,
     pub(super) keys: Vec<String>,
     pub(super) removals: Vec<String>,
+    /// When the document was last removed, by the object store's clock. It may have been stored again since.
+    pub(super) removed: Option<SystemTime>,
     /// When the last of them was written, by the object store's clock.
     pub(super) written: Option<SystemTime>,
 }
@@ -31,11 +34,18 @@ impl Parts {
         self.e_tag.is_some() && self.e_tag.as_ref() != e_tag
     }
 
+    /// Whether a machine has removed the document. A document whose objects are gone without that was lost: the object store was
+    /// emptied, or has expired them.
+    pub(super) fn is_removed(&self) -> bool {
+        !self.document && (self.removed.is_some() || !self.removals.is_empty())
+    }
+
     /// Adds an object of the document.
     pub(super) fn add(&mut self, part: &str, object: &ListedObject) {
         match part {
             DOCUMENT => (self.document, self.e_tag) = (true, object.e_tag.clone()),
             PINNED => self.pinned = true,
+            REMOVED => self.removed = Some(object.written),
             part if part.starts_with(KEYS) => self.keys.push(part.to_owned()),
             part if part.starts_with(REMOVAL) => self.removals.push(part.to_owned()),
             _ => return,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use refrain_store::ChunkKey;
 
 use super::SharedDocuments;
-use super::objects::{DOCUMENT, PINNED, Place, REMOVAL, encode_keys, is_id, place_of};
+use super::objects::{DOCUMENT, PINNED, Place, REMOVAL, REMOVED, encode_keys, is_id, place_of};
 use crate::error::{Error, Result};
 
 /// How often objects are looked for that others write beside a document while it is removed.
@@ -13,9 +13,12 @@ const TRIES: usize = 4;
 
 impl SharedDocuments {
     /// Deletes a document's object and those beside it. An object with the keys of its chunks stays until the removal is finished, so
-    /// that any machine can finish it. Says whether there was something to delete.
+    /// that any machine can finish it, and one that says that the document was removed stays for as long as machines may be away. Says
+    /// whether there was something to delete.
     pub(super) fn withdraw(&self, namespace: &str, place: &Place) -> Result<bool> {
         let mut was_there = false;
+        // Before the document's object goes: a document without objects counts as lost, and is brought again.
+        self.objects.put(&place.name(REMOVED), Vec::new())?;
         for _ in 0..TRIES {
             let parts = self.parts(place)?;
             let mut keys = self.all_keys(place, &[parts.keys.clone(), parts.removals.clone()].concat())?;

@@ -154,26 +154,67 @@ fn changes_without_the_object_store_are_noted_in_a_folder_that_was_shared() {
     );
 }
 
-/// An object store that was emptied, or another one, gets the documents again and takes none away.
+/// An object store that is emptied while machines look, in whatever order, gets the documents again and takes none away.
 #[test]
 fn an_object_store_that_was_emptied_takes_no_document() {
+    for is_reversed in [false, true] {
+        let memory = Memory::new();
+        let (one, two) = (memory.machine(), memory.machine());
+        let ids = ["a", "b", "c"].map(|text| put(&one.documents, "", text, &[1]).unwrap().id);
+        sync(&one.documents);
+        sync(&two.documents);
+        let mut names: Vec<String> =
+            one.objects.list("", None).unwrap().into_iter().map(|object| object.name).collect();
+        names.sort();
+        if is_reversed {
+            names.reverse();
+        }
+        for name in names {
+            one.objects.delete(&name).unwrap();
+            // A machine that looks at what is announced finds it gone as well.
+            one.documents.set_pinned("", &ids[0], true).unwrap();
+            assert!(!sync(&two.documents).iter().any(|change| change.kind == ChangeKind::Removed), "{name}");
+            for machine in [&two, &one] {
+                machine.list_next();
+                assert_eq!(sync(&machine.documents), [], "{name}");
+                assert_eq!(list(&machine.documents, "").len(), 3);
+            }
+        }
+        let three = memory.machine();
+        sync(&three.documents);
+        assert_eq!(contents(&three), contents(&one));
+        assert!(three.documents.local.get("", &ids[0]).unwrap().pinned);
+    }
+}
+
+/// A removal is remembered for a month, and a machine that was away for longer removes what has no objects.
+#[test]
+fn a_machine_that_was_away_for_a_month_forgets_what_has_no_objects() {
     let memory = Memory::new();
     let (one, two) = (memory.machine(), memory.machine());
-    let id = put(&one.documents, "", "text", &[1]).unwrap().id;
-    one.documents.set_pinned("", &id, true).unwrap();
-    sync(&one.documents);
+    let ids = ["a", "b"].map(|text| put(&one.documents, "", text, &[1]).unwrap().id);
     sync(&two.documents);
+    for id in &ids {
+        remove_all(&one.documents, "", id);
+    }
     for object in one.objects.list("", None).unwrap() {
-        one.objects.delete(&object.name).unwrap();
+        // That of the second one is gone, as after a month.
+        if object.name.starts_with("changes/") || object.name.contains(&ids[1]) {
+            one.objects.delete(&object.name).unwrap();
+        }
     }
-    for machine in [&two, &one] {
-        machine.list_next();
-        assert_eq!(sync(&machine.documents), []);
-        assert_eq!(list(&machine.documents, "").len(), 1);
-    }
+    two.was_away(30 * 86400);
+    assert_eq!(sync(&two.documents).len(), 2);
+    assert!(two.names().is_empty(), "{:?}", two.names());
+}
+
+/// Another object store gets the documents of a machine that comes there, and takes none away.
+#[test]
+fn another_object_store_gets_the_documents() {
+    let memory = Memory::new();
     let three = memory.machine();
+    put(&three.documents, "", "text", &[1]).unwrap();
     sync(&three.documents);
-    assert!(three.documents.local.get("", &id).unwrap().pinned);
     let folder = three.folder.clone();
     drop(three);
     let elsewhere = Folder(tempfile::tempdir().unwrap());

@@ -98,16 +98,23 @@ impl Machine {
         Machine::in_folder(folder, &options)
     }
 
-    /// Names of all objects but those of changes.
+    /// Names of all objects but those of changes and those that remember removals.
     fn names(&self) -> BTreeSet<String> {
         let names = self.objects.list("", None).unwrap().into_iter().map(|object| object.name);
-        names.filter(|name| !name.starts_with("changes/") && name != "library.json").collect()
+        let is_other = |name: &str| name.starts_with("changes/") || name.ends_with("/removed");
+        names.filter(|name| !is_other(name) && name != "library.json").collect()
     }
 
     /// Has the next time list all documents.
     fn list_next(&self) {
+        self.was_away(600);
+    }
+
+    /// Has the machine have listed all documents so many seconds ago.
+    fn was_away(&self, seconds: u64) {
         let state = self.documents.local.sharing_state().unwrap();
-        self.documents.local.set_sharing_state(&SharingState { listed: 0, ..state }).unwrap();
+        let listed = crate::notes::now().as_secs() - seconds;
+        self.documents.local.set_sharing_state(&SharingState { listed, ..state }).unwrap();
     }
 }
 
