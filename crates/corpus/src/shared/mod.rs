@@ -48,8 +48,6 @@ pub struct SharedDocuments {
     hasher: RandomState,
     /// Changes that were followed, of those that are listed again. Held while the replica is brought in line.
     followed: Mutex<HashSet<String>>,
-    /// Documents, by namespace and id, whose objects this machine has changed without being able to announce it.
-    unannounced: Mutex<HashSet<(String, String)>>,
     stats: Mutex<SharingStats>,
 }
 
@@ -66,7 +64,6 @@ impl SharedDocuments {
             turns: std::array::from_fn(|_| Mutex::default()),
             hasher: RandomState::new(),
             followed: Mutex::default(),
-            unannounced: Mutex::default(),
             stats: Mutex::default(),
         })
     }

@@ -1,8 +1,5 @@
 //! Telling the object store what is noted.
 
-use std::collections::HashSet;
-use std::sync::{MutexGuard, PoisonError};
-
 use refrain_store::ChunkKey;
 
 use super::SharedDocuments;
@@ -18,13 +15,6 @@ use crate::notes::{Note, Unsent, now};
 const BATCH: usize = 256;
 /// How often a change is tried that others' changes of the same document undo.
 const TRIES: usize = 4;
-
-/// A note that was told.
-struct Told {
-    note: Unsent,
-    /// Whether that has changed an object.
-    is_change: bool,
-}
 
 impl SharedDocuments {
     /// Tells the object store all that is noted.
@@ -55,60 +45,44 @@ impl SharedDocuments {
                 Err(error) => outcome = Err(error),
             }
         }
-        let changed: Vec<&Unsent> = {
-            let mut unannounced = self.unannounced();
-            let name = |told: &Told| (told.note.namespace.clone(), told.note.id.clone());
-            unannounced.extend(told.iter().filter(|told| told.is_change).map(name));
-            told.iter().filter(|told| unannounced.contains(&name(told))).map(|told| &told.note).collect()
-        };
-        // Where this fails the notes stay, and are told again.
-        changed.chunks(BATCH).try_for_each(|changed| self.announce(changed))?;
-        let told: Vec<Unsent> = told.into_iter().map(|told| told.note).collect();
+        // Where this fails the notes stay, and are told and announced again. Those that have changed no object are announced as well: an
+        // earlier try may have changed it and not announced it.
+        told.chunks(BATCH).try_for_each(|told| self.announce(told))?;
         self.local.sent(&told)?;
         outcome
     }
 
-    fn unannounced(&self) -> MutexGuard<'_, HashSet<(String, String)>> {
-        self.unannounced.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Tells the other machines where to look.
-    fn announce(&self, changed: &[&Unsent]) -> Result<()> {
-        let documents = changed.iter().map(|unsent| (unsent.namespace.clone(), unsent.id.clone())).collect();
+    fn announce(&self, told: &[Unsent]) -> Result<()> {
+        let documents = told.iter().map(|unsent| (unsent.namespace.clone(), unsent.id.clone())).collect();
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|error| Error::Sharing(error.to_string()))?;
         let name = change_name(now().as_millis() as u64, u64::from_le_bytes(random));
         self.objects.put(&name, encode(ChangesObject { documents }))?;
-        let mut unannounced = self.unannounced();
-        changed.iter().for_each(|told| _ = unannounced.remove(&(told.namespace.clone(), told.id.clone())));
         Ok(())
     }
 
     /// Tells the object store what is noted of a document; nothing if nothing is.
-    fn send_one(&self, namespace: &str, id: &str) -> Result<Option<Told>> {
+    fn send_one(&self, namespace: &str, id: &str) -> Result<Option<Unsent>> {
         let place = place_of(namespace, id);
         let _turn = self.turn(&place);
         // Another thread may have told it since, or noted something else.
         let Some(note) = self.local.note_of(namespace, id)? else { return Ok(None) };
-        let (is_change, e_tag) = match note.note {
-            Note { removal: true, .. } => (self.withdraw(namespace, &place)?, None),
-            Note { put: true, .. } => self.publish(namespace, &place, note.note)?,
-            _ => (self.send_pin(namespace, &place)?, None),
-        };
-        Ok(Some(Told { note: Unsent { e_tag, ..note }, is_change }))
+        let mut e_tag = None;
+        match note.note {
+            Note { removal: true, .. } => self.withdraw(namespace, &place)?,
+            Note { put: true, .. } => e_tag = self.publish(namespace, &place, note.note)?,
+            _ => self.send_pin(namespace, &place)?,
+        }
+        Ok(Some(Unsent { e_tag, ..note }))
     }
 
     /// Creates a document's object, with its pin. Where it is there, adopts what others know of it, and adds what only this machine
-    /// knows. Says whether that has changed an object, and the entity tag of the document's object, if that was written.
-    pub(super) fn publish(
-        &self,
-        namespace: &str,
-        place: &Place,
-        note: Note,
-    ) -> Result<(bool, Option<String>)> {
+    /// knows. Gives the entity tag of the document's object, if that was written.
+    pub(super) fn publish(&self, namespace: &str, place: &Place, note: Note) -> Result<Option<String>> {
         let document = match self.local.document(namespace, &place.id) {
             // It was removed meanwhile, which is noted by now.
-            Err(Error::NotFound(_)) => return Ok((false, None)),
+            Err(Error::NotFound(_)) => return Ok(None),
             document => document?,
         };
         let (stored, keys) =
@@ -147,14 +121,13 @@ impl SharedDocuments {
             }
             let is_pinned = self.local.get(namespace, &place.id).is_ok_and(|stored| stored.pinned);
             if note.pin || is_pinned {
-                is_beside |= self.write_pin(place, is_pinned)?;
+                self.write_pin(place, is_pinned)?;
+                is_beside = true;
             }
             // A machine that removes the document lists what lies beside it after it has deleted the document. So it sees all that is
             // written beside a document which is still there afterwards.
             if !is_beside || self.parts(place)?.document {
-                let is_change = written.is_some() || is_beside;
-                let e_tag = written.and_then(|written| written.e_tag);
-                return Ok((is_change, e_tag));
+                return Ok(written.and_then(|written| written.e_tag));
             }
         }
         Err(Error::Sharing(format!("document {} is removed and stored again all the time", place.id)))
@@ -177,24 +150,24 @@ impl SharedDocuments {
         Ok(true)
     }
 
-    /// Tells whether a document is pinned. Says whether that has changed an object.
-    fn send_pin(&self, namespace: &str, place: &Place) -> Result<bool> {
-        let Ok(stored) = self.local.get(namespace, &place.id) else { return Ok(false) };
-        let is_change = self.write_pin(place, stored.pinned)?;
+    /// Tells whether a document is pinned.
+    fn send_pin(&self, namespace: &str, place: &Place) -> Result<()> {
+        let Ok(stored) = self.local.get(namespace, &place.id) else { return Ok(()) };
+        self.write_pin(place, stored.pinned)?;
         if stored.pinned && !self.parts(place)?.document {
             // It was removed on another machine: no pin of it is left.
             self.objects.delete(&place.name(PINNED))?;
         }
-        Ok(is_change)
+        Ok(())
     }
 
-    fn write_pin(&self, place: &Place, is_pinned: bool) -> Result<bool> {
+    fn write_pin(&self, place: &Place, is_pinned: bool) -> Result<()> {
         let name = place.name(PINNED);
         if is_pinned {
-            Ok(self.objects.create(&name, Vec::new())?.is_some())
+            self.objects.create(&name, Vec::new())?;
         } else {
             self.objects.delete(&name)?;
-            Ok(true)
         }
+        Ok(())
     }
 }

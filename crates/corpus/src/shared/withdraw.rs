@@ -13,10 +13,8 @@ const TRIES: usize = 4;
 
 impl SharedDocuments {
     /// Deletes a document's object and those beside it. An object with the keys of its chunks stays until the removal is finished, so
-    /// that any machine can finish it, and one that says that the document was removed stays for as long as machines may be away. Says
-    /// whether there was something to delete.
-    pub(super) fn withdraw(&self, namespace: &str, place: &Place) -> Result<bool> {
-        let mut was_there = false;
+    /// that any machine can finish it, and one that says that the document was removed stays for as long as machines may be away.
+    pub(super) fn withdraw(&self, namespace: &str, place: &Place) -> Result<()> {
         // Before the document's object goes: a document without objects counts as lost, and is brought again.
         self.objects.put(&place.name(REMOVED), Vec::new())?;
         for _ in 0..TRIES {
@@ -27,7 +25,6 @@ impl SharedDocuments {
             {
                 keys.extend(found.keys);
             }
-            was_there |= parts.document;
             let keys = self.local.extend_removal(namespace, &place.id, &keys)?;
             let (hash, bytes) = encode_keys(namespace, &keys);
             self.objects.create(&place.name(&format!("{REMOVAL}{hash}")), bytes)?;
@@ -41,7 +38,7 @@ impl SharedDocuments {
             // to a document that is stored anew.
             let left = self.parts(place)?;
             if left.document || left.keys.is_empty() && !left.pinned {
-                return Ok(was_there);
+                return Ok(());
             }
         }
         Err(Error::Sharing(format!("document {} is stored and removed again all the time", place.id)))

@@ -10,6 +10,7 @@ use crate::document_store::{Applied, Change, ChangeKind, DocumentStore};
 use crate::error::{Error, Result};
 use crate::local::LocalDocuments;
 use crate::shared::SharedDocuments;
+use crate::shared::objects::place_of;
 
 pub(super) fn try_sync(documents: &SharedDocuments) -> Result<()> {
     let applied: &mut Applied<'_> = &mut |_| Ok(());
@@ -262,6 +263,22 @@ fn a_pull_sends_nothing() {
     assert_eq!(published(&one), (Some(false), Some(false)));
     sync(&one.documents);
     assert_eq!(published(&one), (Some(true), Some(true)));
+}
+
+/// A change whose announcement was interrupted is announced by the next program, though it finds the objects changed.
+#[test]
+fn a_change_that_was_not_announced_is_announced_later() {
+    let memory = Memory::new();
+    let (one, two) = (memory.machine(), memory.machine());
+    let id = put(&one.documents, "", "text", &[1]).unwrap().id;
+    sync(&one.documents);
+    sync(&two.documents);
+    one.documents.local.remove("", &id, &[]).unwrap();
+    one.documents.withdraw("", &place_of("", &id)).unwrap();
+    let one = one.restarted();
+    sync(&one.documents);
+    let removed = sync(&two.documents).into_iter().map(|change| (change.id, change.kind));
+    assert!(removed.eq([(id, ChangeKind::Removed)]));
 }
 
 /// Where nothing can be written, documents are read and kept all the same, and it is said what is in the way.
