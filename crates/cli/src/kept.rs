@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use anyhow::Result;
-use refrain::corpus::{Change, ChangeKind, Corpus, DocumentStore, LocalDocuments, StoredDocument};
+use refrain::corpus::{
+    Change, ChangeKind, Corpus, DocumentStore, Error as CorpusError, LocalDocuments, StoredDocument,
+};
 use refrain::engine::Instructions;
 use refrain::folders::tilde;
 use refrain::store::{DOCUMENTS, Store};
@@ -31,6 +33,8 @@ struct Opened {
     store: Store,
     documents: Box<dyn DocumentStore>,
     kept: Vec<StoredDocument>,
+    /// Ids of removed documents of which something is left.
+    unfinished: Vec<String>,
 }
 
 fn open(context: &Context) -> Result<Opened> {
@@ -48,7 +52,9 @@ fn open(context: &Context) -> Result<Opened> {
     }
     let (mut kept, _) = documents.local().list(&namespace, "", usize::MAX)?;
     kept.retain(|document| !removed.contains(&document.id));
-    Ok(Opened { store, documents, kept })
+    let unfinished = documents.unfinished_removals()?.into_iter();
+    let unfinished = unfinished.filter(|(of, ..)| *of == namespace).map(|(_, id, _)| id).collect();
+    Ok(Opened { store, documents, kept, unfinished })
 }
 
 /// Number of the documents of the own namespace in the store's folder; 0 where they cannot be read, as while a server has them open.
@@ -86,17 +92,33 @@ fn list(context: &Context) -> Result<()> {
 }
 
 fn remove(context: &Context, named: &[String], all: bool, yes: bool) -> Result<()> {
-    let Opened { store, documents, kept } = open(context)?;
-    let chosen = if all { kept } else { named_ones(&kept, named)? };
-    let what = count(chosen.len(), "document");
+    let Opened { store, documents, kept, unfinished } = open(context)?;
+    let is_listed = |id: &String| kept.iter().any(|document| document.id == *id);
+    let (begun, named): (Vec<String>, Vec<String>) =
+        named.iter().cloned().partition(|id| unfinished.contains(id) && !is_listed(id));
+    let begun = if all { unfinished } else { begun };
+    let chosen = if all { kept } else { named_ones(&kept, &named)? };
+    let what = count(chosen.len() + begun.len(), "document");
     if !yes {
-        confirmed(context.json, all, chosen.len(), &format!("remove {what} and their chunks?"))?;
+        confirmed(
+            context.json,
+            all,
+            chosen.len() + begun.len(),
+            &format!("remove {what} and their chunks?"),
+        )?;
     }
-    if !chosen.is_empty() {
+    if !chosen.is_empty() || !begun.is_empty() {
         // The model says which chunks are of the documents; nothing is searched, so that nothing is indexed.
         let engine = context.engine_on(store, &Instructions::default())?;
         let corpus = Corpus::unindexed(&engine, documents)?;
         chosen.iter().try_for_each(|document| corpus.remove(&engine, &document.id))?;
+        for id in &begun {
+            match corpus.remove(&engine, id) {
+                // The corpus has finished the removal when it was opened.
+                Err(CorpusError::NotFound(_)) => {}
+                removed => removed?,
+            }
+        }
     }
     if context.json {
         return print_json(&json!({ "removed": chosen }));

@@ -46,7 +46,14 @@ impl Corpus {
     /// # Errors
     /// If the tokenizer fails.
     pub fn unindexed(engine: &Engine, documents: Box<dyn DocumentStore>) -> Result<Corpus> {
-        Corpus::new(documents, segmentation(engine)?)
+        let corpus = Corpus::new(documents, segmentation(engine)?)?;
+        // Of documents that are not shared nothing else finishes a removal that was interrupted.
+        if corpus.sharing().is_none()
+            && let Err(error) = corpus.finish_removals(engine)
+        {
+            tracing::warn!(%error, "what is left of removed documents is deleted later");
+        }
+        Ok(corpus)
     }
 
     fn new(store: Box<dyn DocumentStore>, segmentation: String) -> Result<Corpus> {
@@ -425,6 +432,28 @@ mod tests {
         let removed = Change { unpinned, ..Change::new("", ids[2].clone(), ChangeKind::Removed) };
         corpus.apply(&engine, vec![removed]).unwrap();
         assert!(!is_pinned());
+    }
+
+    /// A program was ended between the removal of a document and that of its chunks. No other one is asked to remove it.
+    #[test]
+    fn a_removal_that_was_interrupted_is_finished_when_the_documents_are_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+        let store = Store::open(folder.path(), 1 << 26).unwrap();
+        let engine = Engine::open(&path, store, Settings::default(), |_, _| ()).unwrap();
+        let document = Document { title: String::new(), text: "A stem bolt is tightened.".to_owned() };
+        engine.ingest(std::slice::from_ref(&document), |_| ()).unwrap();
+        let open = || Box::new(LocalDocuments::open(Some(folder.path()), 1 << 20).unwrap());
+        let corpus = Corpus::unindexed(&engine, open()).unwrap();
+        let new = NewDocument::cut(&engine, document, false).unwrap();
+        let id = corpus.put("", vec![new]).unwrap().remove(0).id;
+        corpus.store.remove("", &id, &[]).unwrap();
+        drop(corpus);
+        let chunks = || engine.store().list(Scope::All).unwrap().chunks.len();
+        assert_eq!(chunks(), 1);
+        let corpus = Corpus::unindexed(&engine, open()).unwrap();
+        assert_eq!(chunks(), 0);
+        assert!(matches!(corpus.remove(&engine, &id), Err(Error::NotFound(_))));
     }
 
     #[test]

@@ -80,7 +80,7 @@ pub trait DocumentStore: Send + Sync {
     /// # Errors
     /// If they cannot be read.
     fn unfinished_removals(&self) -> Result<Vec<(String, String, Vec<ChunkKey>)>> {
-        Ok(Vec::new())
+        self.local().removals()
     }
 
     /// The state of sharing; none where documents are not shared.

@@ -64,7 +64,6 @@ impl LocalDocuments {
     }
 
     /// Adds chunk keys to those of a removed document. Gives all that no document of the namespace has.
-    #[cfg(feature = "remote")]
     pub(crate) fn extend_removal(
         &self,
         namespace: &str,
@@ -75,7 +74,6 @@ impl LocalDocuments {
     }
 
     /// The removals that are not finished: namespace, id, and the chunk keys that no document of the namespace has.
-    #[cfg(feature = "remote")]
     pub(crate) fn removals(&self) -> Result<Vec<(String, String, Vec<ChunkKey>)>> {
         let begun: Vec<(String, String)> = self.database.read(|transaction| {
             let table = transaction.open_table(REMOVALS)?;
