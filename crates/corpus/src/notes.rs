@@ -25,19 +25,24 @@ pub(crate) struct Note {
     pub(crate) pin: bool,
     /// It is removed.
     pub(crate) removal: bool,
+    /// It was stored before this machine came to the object store, or came back there: a removal that the object store remembers holds.
+    pub(crate) before: bool,
 }
 
 impl Note {
-    pub(crate) const PUT: Note = Note { put: true, pin: false, removal: false };
-    pub(crate) const PIN: Note = Note { put: false, pin: true, removal: false };
-    pub(crate) const REMOVAL: Note = Note { put: false, pin: false, removal: true };
+    pub(crate) const PUT: Note = Note { put: true, pin: false, removal: false, before: false };
+    pub(crate) const PIN: Note = Note { put: false, pin: true, removal: false, before: false };
+    pub(crate) const REMOVAL: Note = Note { put: false, pin: false, removal: true, before: false };
 
     fn flags(self) -> u8 {
-        u8::from(self.put) | u8::from(self.pin) << 1 | u8::from(self.removal) << 2
+        u8::from(self.put)
+            | u8::from(self.pin) << 1
+            | u8::from(self.removal) << 2
+            | u8::from(self.before) << 3
     }
 
     pub(super) fn of_flags(flags: u8) -> Note {
-        Note { put: flags & 1 != 0, pin: flags & 2 != 0, removal: flags & 4 != 0 }
+        Note { put: flags & 1 != 0, pin: flags & 2 != 0, removal: flags & 4 != 0, before: flags & 8 != 0 }
     }
 
     /// This note and a later one as one.
@@ -50,6 +55,7 @@ impl Note {
             put: self.put || later.put,
             pin: self.pin || later.pin || self.removal && later.put,
             removal: self.removal && !later.put,
+            before: if later.put { later.before && (self.before || !self.put) } else { self.before },
         }
     }
 }
@@ -126,12 +132,12 @@ pub(super) fn noted(transaction: &WriteTransaction, namespace: &str, id: &str) -
     Ok(row.map(Note::of_flags))
 }
 
-/// Notes all documents as stored, with their pins, and takes up `state`.
-pub(super) fn note_all(transaction: &WriteTransaction, state: &SharingState) -> Transacted<()> {
+/// Notes all documents as stored, with their pins, and takes up `state`. `before` is that of their notes.
+pub(super) fn note_all(transaction: &WriteTransaction, state: &SharingState, before: bool) -> Transacted<()> {
     for row in transaction.open_table(METADATA)?.iter()? {
         let (key, _) = row?;
         let (namespace, id) = key.value();
-        note(transaction, namespace, id, Note { pin: true, ..Note::PUT })?;
+        note(transaction, namespace, id, Note { pin: true, before, ..Note::PUT })?;
     }
     set_state(transaction, state)
 }
@@ -142,13 +148,18 @@ pub(super) fn set_state(transaction: &WriteTransaction, state: &SharingState) ->
     Ok(())
 }
 
+/// Whether a file's documents are shared, or were before.
+pub(super) fn was_shared(transaction: &ReadTransaction) -> Transacted<bool> {
+    Ok(transaction.open_table(SHARING)?.get("")?.is_some())
+}
+
 /// Whether changes are to be noted: if the documents are shared, or were before and may be so again. Notes all of them in a file
 /// that is shared for the first time.
 pub(super) fn takes_notes(transaction: &WriteTransaction, is_shared: bool) -> Transacted<bool> {
     transaction.open_table(UNSENT)?;
     let was_shared = transaction.open_table(SHARING)?.get("")?.is_some();
     if is_shared && !was_shared {
-        note_all(transaction, &SharingState::default())?;
+        note_all(transaction, &SharingState::default(), false)?;
     }
     Ok(is_shared || was_shared)
 }

@@ -152,8 +152,8 @@ impl LocalDocuments {
         self.database.write(|transaction| set_state(transaction, state))
     }
 
-    /// Begins to follow an object store that knows none of the documents: all of them are noted.
+    /// Begins to follow another object store: all documents are noted, since it may know none of them.
     pub(crate) fn share_anew(&self, state: &SharingState) -> Result<()> {
-        self.database.write(|transaction| note_all(transaction, state))
+        self.database.write(|transaction| note_all(transaction, state, true))
     }
 }

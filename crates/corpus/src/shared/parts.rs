@@ -1,6 +1,6 @@
 //! What objects a document has, and what they hold.
 
-use std::time::SystemTime;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use refrain_store::{ChunkKey, ListedObject, StoreError};
 
@@ -38,6 +38,12 @@ impl Parts {
     /// emptied, or has expired them.
     pub(super) fn is_removed(&self) -> bool {
         !self.document && (self.removed.is_some() || !self.removals.is_empty())
+    }
+
+    /// Whether a machine has removed the document that was created at this time, seconds since 1970.
+    pub(super) fn is_removed_since(&self, created: u64) -> bool {
+        let removed = self.removed.and_then(|removed| removed.duration_since(UNIX_EPOCH).ok());
+        !self.document && removed.is_some_and(|removed| removed.as_secs() >= created)
     }
 
     /// Adds an object of the document.

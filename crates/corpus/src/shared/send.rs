@@ -97,6 +97,10 @@ impl SharedDocuments {
             chunk_keys: keys.iter().map(ToString::to_string).collect(),
         });
         let name = place.name(DOCUMENT);
+        if note.before && self.parts(place)?.is_removed_since(stored.created) {
+            // The listing that follows removes it here as well.
+            return Ok(None);
+        }
         for _ in 0..TRIES {
             let mut written = self.objects.create(&name, object.clone())?;
             let mut is_beside = false;

@@ -265,6 +265,34 @@ fn a_pull_sends_nothing() {
     assert_eq!(published(&one), (Some(true), Some(true)));
 }
 
+/// A machine that used another object store in between brings what it got there, and nothing that was removed meanwhile.
+#[test]
+fn a_machine_that_comes_back_brings_no_removed_document() {
+    let (memory, elsewhere) = (Memory::new(), Memory::new());
+    let (one, two) = (memory.machine(), memory.machine());
+    let [removed, kept] = ["removed", "kept"].map(|text| put(&one.documents, "", text, &[1]).unwrap().id);
+    sync(&one.documents);
+    sync(&two.documents);
+    let folder = two.folder.clone();
+    drop(two);
+    let two = Machine::in_folder(folder.clone(), &elsewhere.options());
+    let new = put(&two.documents, "", "new", &[2]).unwrap().id;
+    two.list_next();
+    sync(&two.documents);
+    assert_eq!(list(&two.documents, "").len(), 3);
+    drop(two);
+    remove_all(&one.documents, "", &removed);
+    let two = Machine::in_folder(folder, &memory.options());
+    two.list_next();
+    let changes = sync(&two.documents).into_iter().map(|change| (change.id, change.kind));
+    assert!(changes.eq([(removed, ChangeKind::Removed)]));
+    sync(&one.documents);
+    assert_eq!(contents(&one), contents(&two));
+    let mut expected = [kept, new];
+    expected.sort();
+    assert!(contents(&one).into_iter().map(|(id, ..)| id).eq(expected));
+}
+
 /// A change whose announcement was interrupted is announced by the next program, though it finds the objects changed.
 #[test]
 fn a_change_that_was_not_announced_is_announced_later() {
