@@ -4,13 +4,13 @@
 //! was damaged since becomes an error.
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError, RwLock};
 
 use redb::{Builder, Database, DatabaseError, ReadTransaction, ReadableDatabase, WriteTransaction};
-use refrain_store::{damage, make_private_file, unless_it_panics};
+use refrain_store::{TEMPORARY, damage, make_private_file, unless_it_panics};
 
 use crate::error::{Error, Result};
 
@@ -168,7 +168,8 @@ impl ReopeningDatabase {
             Ok(copied) => {
                 // The bytes of the old file go with its last handle.
                 *self.database.write().unwrap_or_else(PoisonError::into_inner) = Some(copied);
-                sync_folder_of(file).map_err(|failure| failure.at(&self.path))
+                let synced = sync_folder_of(file).map_err(redb::StorageError::Io);
+                synced.map_err(|error| Failure::from(error).at(&self.path))
             }
             Err(failure) => {
                 let _ = remove(&new);
@@ -216,6 +217,21 @@ fn opened(open: &Open, path: &Path) -> Result<Database> {
     })
 }
 
+/// Opens the database of the file `path`, or makes one. The name never leads to one that is half made, which would count as damaged.
+pub(super) fn open_or_make(path: &Path) -> std::result::Result<Database, DatabaseError> {
+    if !path.exists() {
+        let made = tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(folder_of(path))?;
+        drop(open_file(made.path())?);
+        match made.persist_noclobber(path) {
+            Ok(_) => sync_folder_of(path)?,
+            // Another process was faster.
+            Err(error) if error.error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error.error.into()),
+        }
+    }
+    open_file(path)
+}
+
 /// Opens the database of a file, or makes one, and verifies all its pages: an unverified page may end the program.
 pub(super) fn open_file(path: &Path) -> std::result::Result<Database, DatabaseError> {
     make_private_file(path)?;
@@ -231,14 +247,16 @@ fn remove(path: &Path) -> Transacted<()> {
 
 /// Makes the file's name survive a loss of power.
 #[cfg(unix)]
-fn sync_folder_of(file: &Path) -> Transacted<()> {
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let synced = fs::File::open(folder).and_then(|folder| folder.sync_all());
-    synced.map_err(|error| redb::StorageError::Io(error).into())
+fn sync_folder_of(file: &Path) -> io::Result<()> {
+    fs::File::open(folder_of(file)).and_then(|folder| folder.sync_all())
 }
 
 /// Other systems do not open folders.
 #[cfg(not(unix))]
-fn sync_folder_of(_: &Path) -> Transacted<()> {
+fn sync_folder_of(_: &Path) -> io::Result<()> {
     Ok(())
+}
+
+fn folder_of(file: &Path) -> &Path {
+    file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

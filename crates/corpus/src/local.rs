@@ -5,6 +5,8 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use redb::backends::InMemoryBackend;
 use redb::{
@@ -14,14 +16,18 @@ use refrain_engine::Document;
 use refrain_store::{ChunkKey, DOCUMENTS, make_private_folder};
 
 use crate::cut::NewDocument;
-use crate::database::{Failure, ReopeningDatabase, Transacted, open_file};
+use crate::database::{Failure, ReopeningDatabase, Transacted, open_or_make};
 use crate::error::{Error, Result};
 use crate::notes::{self, Note};
 use crate::purge::mark_earlier_file;
 use crate::tables::{
     CHUNK_KEYS, CHUNK_USERS, METADATA, STORED_BYTES, Segmented, StoredDocument, TEXTS, TOKENS, create_tables,
-    document_id, insert, parsed, stored_bytes, token_ids, write_chunks,
+    document_id, insert, lacks_tables, parsed, stored_bytes, token_ids, write_chunks,
 };
+
+/// How long an opening waits for another program that has the documents' file open, and the pause between two tries.
+const LONGEST_WAIT: Duration = Duration::from_secs(3);
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// Documents by namespace, in a file that one program at a time has open. Every change is one transaction, the count of bytes included.
 pub struct LocalDocuments {
@@ -40,7 +46,7 @@ impl LocalDocuments {
     /// Opens the documents of a folder, or an empty store in memory. `quota` bounds the bytes of a namespace's titles and texts.
     ///
     /// # Errors
-    /// If the file cannot be opened, or another program has it open.
+    /// If the file cannot be opened, or another program has it open for some seconds.
     pub fn open(folder: Option<&Path>, quota: u64) -> Result<LocalDocuments> {
         LocalDocuments::open_for(folder, quota, false)
     }
@@ -56,7 +62,15 @@ impl LocalDocuments {
             return Err(Error::Open { path, reason: error.to_string() });
         }
         let file = path.clone();
-        let store = LocalDocuments::with(move || open_file(&path), &file, quota, is_shared)?;
+        let began = Instant::now();
+        let store = loop {
+            let path = path.clone();
+            match LocalDocuments::with(move || open_or_make(&path), &file, quota, is_shared) {
+                // A command has the file for a moment, such as one that ingests.
+                Err(Error::InUse { .. }) if began.elapsed() < LONGEST_WAIT => thread::sleep(PAUSE),
+                opened => break opened?,
+            }
+        };
         let store = LocalDocuments { file: Some(file), ..store };
         // What an interrupted removal has left. Where it cannot be purged now, the next removal does it.
         if let Err(error) = store.purge() {
@@ -77,8 +91,18 @@ impl LocalDocuments {
             create_tables(transaction)?;
             notes::takes_notes(transaction, is_shared)
         };
-        let created = database.write(create);
-        let takes_notes = created.map_err(|error| match error {
+        // A file that is as it should be is not written to, so that its documents can be read while the disk is full.
+        let as_it_is = |transaction: &ReadTransaction| {
+            if lacks_tables(transaction)? {
+                return Ok(None);
+            }
+            Ok(Some(notes::was_shared(transaction)?).filter(|was_shared| *was_shared || !is_shared))
+        };
+        let opened = match database.read(as_it_is) {
+            Ok(None) => database.write(create),
+            opened => opened.map(Option::unwrap_or_default),
+        };
+        let takes_notes = opened.map_err(|error| match error {
             Error::Database(error) => Error::Open { path: path.to_owned(), reason: error.to_string() },
             error => error,
         })?;
@@ -334,6 +358,9 @@ fn segmented<'a>(new: &'a NewDocument, segmentation: &'a str) -> Segmented<'a> {
     Segmented { chunks, keys: &new.keys, segmentation }
 }
 
+#[cfg(test)]
+#[path = "opening_tests.rs"]
+mod opening_tests;
 #[cfg(test)]
 #[path = "local_tests.rs"]
 mod tests;

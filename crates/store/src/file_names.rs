@@ -13,4 +13,4 @@ pub const DOCUMENTS: &str = "documents.redb";
 /// The database of documents while it is made anew.
 pub const NEW_DOCUMENTS: &str = "documents.redb.new";
 /// How the names of files that are being written begin.
-pub(crate) const TEMPORARY: &str = ".tmp-";
+pub const TEMPORARY: &str = ".tmp-";

@@ -26,6 +26,7 @@ pub(crate) use self::tables::ROWS_READ;
 pub(crate) use self::tables::{IndexRow, Tables, Totals};
 use self::tables::{Snapshot, has_row, set_complete, take_over_earlier_rows};
 use crate::file_names::{BROKEN_INDEX, INDEX, INDEX_LOCK, TEMPORARY};
+use crate::folder::sync_dir;
 use crate::{ChunkKey, Result, StoreError, unless_it_panics};
 
 /// Bytes of database pages kept in memory.
@@ -268,8 +269,9 @@ fn open(path: &Path) -> Result<Database, IndexError> {
             Err(error) if error.error.kind() != ErrorKind::AlreadyExists => {
                 return Err(StorageError::Io(error.error).into());
             }
-            // Another process may have been faster.
-            _ => {}
+            // Another process was faster.
+            Err(_) => {}
+            Ok(_) => sync_dir(root)?,
         }
     }
     open_file(path)
