@@ -65,6 +65,22 @@ pub(super) enum Failure {
     Failed(String),
 }
 
+impl Failure {
+    pub(super) fn of(error: object_store::Error) -> Failure {
+        use object_store::Error;
+        match error {
+            // An object that is still the broken one counts as absent.
+            Error::NotFound { .. } | Error::NotModified { .. } => Failure::Absent,
+            Error::AlreadyExists { .. } | Error::Precondition { .. } => Failure::Conflict,
+            Error::NotImplemented { .. } => Failure::Unsupported,
+            Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
+                Failure::Refused(error.to_string())
+            }
+            error => Failure::Failed(error.to_string()),
+        }
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -141,17 +157,8 @@ impl Client {
         time: Duration,
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T, Failure> {
-        use object_store::Error;
         match timeout(time, request).await {
-            Ok(Ok(value)) => Ok(value),
-            // An object that is still the broken one counts as absent.
-            Ok(Err(Error::NotFound { .. } | Error::NotModified { .. })) => Err(Failure::Absent),
-            Ok(Err(Error::AlreadyExists { .. } | Error::Precondition { .. })) => Err(Failure::Conflict),
-            Ok(Err(Error::NotImplemented { .. })) => Err(Failure::Unsupported),
-            Ok(Err(error @ (Error::PermissionDenied { .. } | Error::Unauthenticated { .. }))) => {
-                Err(Failure::Refused(error.to_string()))
-            }
-            Ok(Err(error)) => Err(Failure::Failed(error.to_string())),
+            Ok(done) => done.map_err(Failure::of),
             Err(_) => Err(Failure::Failed(format!("no answer within {time:?}"))),
         }
     }
@@ -167,10 +174,21 @@ impl Client {
             let until = self.health().until.as_ref().map(|(until, _)| *until);
             let Some(until) = until else { return };
             sleep(until.saturating_duration_since(Instant::now())).await;
-            match self.head(&self.path(PROBE)).await {
-                Err(Failure::Failed(why)) => self.failed(&why),
-                _ => self.answered(),
+            match self.probe().await {
+                Err(why) => self.failed(&why),
+                Ok(()) => self.answered(),
             }
+        }
+    }
+
+    /// Asks whether the object store answers.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub(super) async fn probe(&self) -> Result<(), String> {
+        match self.head(&self.path(PROBE)).await {
+            Err(Failure::Failed(why)) => Err(why),
+            _ => Ok(()),
         }
     }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use object_store::path::Path as ObjectPath;
 use object_store::{PutMode, PutOptions, PutPayload, UpdateVersion};
 use tokio::task::spawn_blocking;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::client::{Client, FIRST_PAUSE, Failure, LONGEST_PAUSE};
 use super::objects::WrittenObject;
@@ -32,12 +32,23 @@ pub(super) async fn send_all(client: Arc<Client>, disk: Weak<Disk>) {
         let is_stuck = trouble.is_some();
         *client.stuck() = trouble;
         if is_stuck {
-            // Chunks that are put meanwhile wait as well.
-            sleep(pause).await;
+            wait(&client, pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         } else {
             pause = FIRST_PAUSE;
             client.wake.notified().await;
+        }
+    }
+}
+
+/// Waits for the time of `pause`, in which chunks that are put wait as well, or until the object store has failed: it is to be asked whether it
+/// answers again.
+async fn wait(client: &Client, pause: Duration) {
+    let until = Instant::now() + pause;
+    while !client.is_down() {
+        tokio::select! {
+            () = sleep_until(until) => return,
+            () = client.wake.notified() => {}
         }
     }
 }
@@ -158,8 +169,13 @@ impl Client {
     ) -> Result<WrittenObject, Failure> {
         let longest = self.longest(payload.content_length() as u64);
         let options = PutOptions::from(mode);
-        let put = self.within(longest, self.objects.put_opts(path, payload, options)).await?;
-        Ok(WrittenObject { e_tag: put.e_tag })
+        let put = async { Ok(self.objects.put_opts(path, payload, options).await) };
+        match self.within(longest, put).await?.map_err(Failure::of) {
+            Ok(put) => Ok(WrittenObject { e_tag: put.e_tag }),
+            // A folder that is full or may not be written to can still be read.
+            Err(Failure::Failed(why)) if self.probe().await.is_ok() => Err(Failure::Refused(why)),
+            Err(failure) => Err(failure),
+        }
     }
 
     /// Whether an object is known to be there. Where names may not be listed, a missing one is refused.

@@ -30,6 +30,8 @@ struct Inner {
     unconditional: AtomicBool,
     /// So many of the next creating PUTs conflict with another machine's request, which leaves nothing there.
     conflicts: AtomicUsize,
+    /// Whether nothing can be written, as to a full disk.
+    is_full: AtomicBool,
     /// What another machine does right before the next PUT: it writes these bytes there, or deletes what is there.
     before_put: Mutex<Option<Option<Vec<u8>>>>,
 }
@@ -37,6 +39,10 @@ struct Inner {
 impl Library {
     pub(super) fn refuse_conditions(&self) {
         self.0.unconditional.store(true, Relaxed);
+    }
+
+    pub(super) fn set_full(&self, is_full: bool) {
+        self.0.is_full.store(is_full, Relaxed);
     }
 
     /// So many creating PUTs conflict with a request of another machine that leaves nothing there.
@@ -106,6 +112,9 @@ impl ObjectStore for Library {
     async fn put_opts(&self, path: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
         if self.0.unconditional.load(Relaxed) && options.mode != PutMode::Overwrite {
             return Err(Error::NotImplemented { operation: "PUT".into(), implementer: "library".into() });
+        }
+        if self.0.is_full.load(Relaxed) {
+            return Err(Error::Generic { store: "library", source: "no space left on device".into() });
         }
         let left = |conflicts: usize| conflicts.checked_sub(1).filter(|_| options.mode == PutMode::Create);
         if self.0.conflicts.fetch_update(Relaxed, Relaxed, left).is_ok() {

@@ -186,6 +186,27 @@ fn an_object_store_without_conditional_requests_is_used_without_them() {
 }
 
 /// A mistyped folder is not filled with chunks.
+/// An object store that answers and takes nothing is read, and gets what waits once it takes something.
+#[test]
+fn an_object_store_without_room_is_read() {
+    let library = Library::default();
+    let (_one, one) = library.machine();
+    let chunks = [numbered(1, 50), numbered(2, 50), numbered(3, 50)];
+    one.put(chunks[0].clone()).unwrap();
+    sent(&one);
+    library.set_full(true);
+    let (_two, two) = library.machine();
+    for chunk in &chunks[1..] {
+        two.put(chunk.clone()).unwrap();
+        wait_for("it is refused", || stats(&two).stuck.is_some_and(|why| why.contains("no space left")));
+    }
+    assert_eq!((stats(&two).down, stats(&two).pending), (None, 2));
+    two.prefetch(&[chunks[0].id().into()], &[], true);
+    assert!(two.get(chunks[0].id()).unwrap().is_some());
+    library.set_full(false);
+    sent(&two);
+}
+
 #[test]
 fn a_folder_of_other_files_is_refused() {
     let (shared, folder) = (tempdir().unwrap(), tempdir().unwrap());
