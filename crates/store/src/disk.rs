@@ -16,6 +16,7 @@ use std::time::SystemTime;
 use refrain_kv::AuxTensors;
 
 use self::eviction::choose_victims;
+use self::reconcile::is_recent;
 use crate::chunk_file::Header;
 use crate::clock::{milliseconds, nanoseconds, now};
 use crate::folder::{Folder, FolderEntry, NewFile, remove};
@@ -167,9 +168,11 @@ impl Disk {
 
     /// Enters last uses, and the chunks among them that have a file and no row.
     fn enter_uses(&self, tables: &mut Tables<'_>, uses: &HashMap<ChunkKey, u64>) -> Result<(), IndexError> {
+        let now = milliseconds(SystemTime::now());
         for (key, used) in uses {
             let row = match tables.row(key)? {
-                Some(row) => Some(IndexRow { last_used: row.last_used.max(*used), ..row }),
+                // A clock that was ahead for a time keeps no chunk for longer than others.
+                Some(row) => Some(IndexRow { last_used: row.last_used.min(now).max(*used), ..row }),
                 None => self.row_of_file(key, *used),
             };
             row.map_or(Ok(()), |row| tables.set(key, &row))?;
@@ -272,7 +275,8 @@ impl Disk {
             files.into_iter().partition(|found| found.path() == file.path);
         let known = tables.take(key)?.filter(|row| !row.is_expired(now));
         // A file that another process is writing is in the row before it is in the folder.
-        let taken = known.as_ref().map_or(0, |row| row.bytes.saturating_sub(bytes(&old)));
+        let is_awaited = |row: &&IndexRow| is_recent(row.entered);
+        let taken = known.as_ref().filter(is_awaited).map_or(0, |row| row.bytes.saturating_sub(bytes(&old)));
         let row = IndexRow {
             bytes: taken.max(bytes(&beside)) + file.bytes(),
             last_used: milliseconds(SystemTime::now()),

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use refrain_kv::AuxTensors;
 
@@ -358,7 +358,9 @@ pub(crate) fn remove(path: &Path) -> Result<bool> {
 /// Removes a file that no writer is or has just been at work on, and says whether it did.
 pub(crate) fn remove_stale(path: &Path) -> Result<bool> {
     let Ok(file) = File::open(path) else { return Ok(false) };
-    let age = file.metadata().and_then(|m| m.modified()).map(|time| time.elapsed().unwrap_or_default());
+    // A time that is ahead is that of a clock that was: the file is as old as it is ahead.
+    let age = |time: SystemTime| time.elapsed().unwrap_or_else(|ahead| ahead.duration());
+    let age = file.metadata().and_then(|metadata| metadata.modified()).map(age);
     let is_locked = matches!(file.try_lock(), Err(fs::TryLockError::WouldBlock));
     if is_locked || age.is_ok_and(|age| age < STALE_AFTER) {
         return Ok(false);

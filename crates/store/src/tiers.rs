@@ -222,13 +222,17 @@ impl Tiers {
     pub(crate) fn missed(&self, key: &ChunkKey, problem: Option<Problem>) {
         self.counters.misses.fetch_add(1, Relaxed);
         if let (Some(problem), Some(folder)) = (problem, self.folder()) {
-            self.repair(folder.path(key), problem);
+            self.repair(key, folder.path(key), problem);
         }
     }
 
-    /// Removes a broken file and counts it. Never fails: a file that cannot be removed is left and counted.
-    pub(crate) fn repair(&self, path: PathBuf, problem: Problem) {
+    /// Removes a broken file of a chunk and counts it. Never fails: a file that cannot be removed is left and counted.
+    pub(crate) fn repair(&self, key: &ChunkKey, path: PathBuf, problem: Problem) {
+        let bytes = path.metadata().map_or(0, |metadata| metadata.len());
         let removed = problem.is_permanent() && remove(&path).unwrap_or(false);
+        if removed && let Some(disk) = &self.disk {
+            disk.uncount(key, bytes);
+        }
         self.record(Repair { path, problem, removed });
     }
 

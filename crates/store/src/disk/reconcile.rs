@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::SystemTime;
 
-use super::Disk;
 use super::eviction::choose_victims;
+use super::{Disk, bytes};
 use crate::clock::{milliseconds, now};
 use crate::file_names::BROKEN_INDEX;
 use crate::folder::{FolderEntry, STALE_AFTER, remove, remove_stale};
@@ -57,6 +58,21 @@ impl Disk {
         Ok(report)
     }
 
+    /// Takes a broken file that was removed out of the row of its chunk, which counts it. Pins and times to live stay for the chunk's next
+    /// file. Best effort: `gc` corrects what is left.
+    pub(crate) fn uncount(&self, key: &ChunkKey, removed: u64) {
+        let uncount = |tables: &mut Tables<'_>| {
+            let Some(row) = tables.row(key)? else { return Ok(()) };
+            let bytes = match is_recent(row.entered) {
+                // A file that another process is writing stays in it.
+                true => row.bytes.saturating_sub(removed),
+                false => bytes(&self.folder.files(key)?),
+            };
+            tables.set(key, &IndexRow { bytes, ..row })
+        };
+        let _ = self.index().and_then(|index| index.write(uncount));
+    }
+
     /// Reconciles the index with the folder, and removes no chunk.
     pub(crate) fn reconcile(&self) -> Result<GcReport> {
         self.index()?;
@@ -101,10 +117,15 @@ impl Disk {
         files: &BTreeMap<ChunkKey, Files>,
         report: &mut GcReport,
     ) -> Result<(), IndexError> {
-        let rows: BTreeMap<ChunkKey, IndexRow> = tables.rows()?.into_iter().collect();
+        let mut rows: BTreeMap<ChunkKey, IndexRow> = tables.rows()?.into_iter().collect();
+        let latest = milliseconds(SystemTime::now());
+        for (key, row) in rows.iter_mut().filter(|(_, row)| row.last_used > latest) {
+            row.last_used = latest;
+            tables.set(key, row)?;
+        }
         for (key, row) in &rows {
             // The files of a new row may be about to get their names.
-            if row.entered.saturating_add(STALE_AFTER.as_secs()) > now() {
+            if is_recent(row.entered) {
                 continue;
             }
             if files.get(key).is_some_and(|files| files.bytes == row.bytes) {
@@ -134,4 +155,9 @@ impl Disk {
         let modified = self.folder.path(key).metadata().and_then(|metadata| metadata.modified());
         modified.map_or(0, milliseconds)
     }
+}
+
+/// Whether a row was entered so lately that its file may be about to get its name. A time that is ahead is that of a clock that was.
+pub(super) fn is_recent(entered: u64) -> bool {
+    entered.abs_diff(now()) < STALE_AFTER.as_secs()
 }

@@ -101,7 +101,7 @@ impl Store {
                 Some(aux)
             }
             Err(problem) => {
-                self.0.repair(path, problem);
+                self.0.repair(&name.0, path, problem);
                 None
             }
         }

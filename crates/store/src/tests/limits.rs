@@ -196,6 +196,52 @@ fn a_time_to_live_never_shortens_what_was_asked_for_and_begins_anew_when_it_was_
     assert!(plain.get(b.id()).unwrap().is_some());
 }
 
+/// A broken file that is removed and computed again, time after time, counts once.
+#[test]
+fn a_repaired_chunk_counts_its_own_bytes() {
+    let dir = tempdir().unwrap();
+    let (store, chunk) = (limited(&dir, |_| ()), numbered(1, 50));
+    stored(store.put(chunk.clone()).unwrap());
+    store.pin(&[chunk.key()], true).unwrap();
+    for _ in 0..3 {
+        let mut broken = fs::read(path(&store, &chunk)).unwrap();
+        *broken.last_mut().unwrap() ^= 1;
+        fs::write(path(&store, &chunk), broken).unwrap();
+        assert!(store.get(chunk.id()).unwrap().is_none());
+        assert_eq!(store.stats().disk_bytes, 0);
+        stored(store.put(chunk.clone()).unwrap());
+        assert_eq!(store.stats().disk_bytes, size());
+    }
+    assert!(store.list(Scope::All).unwrap().chunks[0].pinned);
+    // What an earlier build has counted too much goes with the next file.
+    change_rows(dir.path(), |row| (row.bytes, row.entered) = (9 * size(), row.entered - 3600));
+    fs::write(path(&store, &chunk), "broken").unwrap();
+    stored(store.put(chunk).unwrap());
+    assert_eq!(store.stats().disk_bytes, size());
+}
+
+/// A clock that was ahead for a time keeps no row and no temporary file for ever.
+#[test]
+fn what_a_clock_that_was_ahead_has_written_goes_as_any_other() {
+    let dir = tempdir().unwrap();
+    let (store, chunk) = (limited(&dir, |_| ()), numbered(1, 50));
+    stored(store.put(chunk.clone()).unwrap());
+    let year = 365 * 86400;
+    change_rows(dir.path(), |row| {
+        (row.entered, row.last_used) = (row.entered + year, row.last_used + 1000 * year)
+    });
+    let temporary = dir.path().join(".tmp-x");
+    let file = fs::File::create(&temporary).unwrap();
+    file.set_modified(SystemTime::now() + Duration::from_secs(year)).unwrap();
+    drop(file);
+    store.gc().unwrap();
+    assert!(!temporary.exists());
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    change_rows(dir.path(), |row| assert!(row.last_used <= now.as_millis() as u64 + 60_000));
+    fs::remove_file(path(&store, &chunk)).unwrap();
+    assert_eq!(store.gc().unwrap().forgotten, 1);
+}
+
 /// Stored and removed by several at once, under a bound: the rows never say less than the files.
 #[test]
 fn removing_and_storing_at_once_never_counts_too_little() {
