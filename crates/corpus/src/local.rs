@@ -3,14 +3,15 @@
 //! A document's id follows from its title and text. A document belongs to a namespace and is invisible in all others. No
 //! operation on one document reads the text of another, and listing reads metadata alone (see [`tables`](super::tables)).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use redb::backends::InMemoryBackend;
 use redb::{
-    Builder, Database, DatabaseError, ReadTransaction, ReadableTable, ReadableTableMetadata, WriteTransaction,
+    Builder, Database, DatabaseError, MultimapTableHandle, ReadTransaction, ReadableTable,
+    ReadableTableMetadata, TableHandle, WriteTransaction,
 };
 use refrain_engine::Document;
 use refrain_store::{ChunkKey, DOCUMENTS, make_private_folder};
@@ -18,11 +19,12 @@ use refrain_store::{ChunkKey, DOCUMENTS, make_private_folder};
 use crate::cut::NewDocument;
 use crate::database::{Failure, ReopeningDatabase, Transacted, open_or_make};
 use crate::error::{Error, Result};
+use crate::migration;
 use crate::notes::{self, Note};
 use crate::purge::mark_earlier_file;
 use crate::tables::{
-    CHUNK_KEYS, CHUNK_USERS, METADATA, STORED_BYTES, Segmented, StoredDocument, TEXTS, TOKENS, create_tables,
-    document_id, insert, lacks_tables, parsed, stored_bytes, token_ids, write_chunks,
+    CHUNK_KEYS, CHUNK_USERS, METADATA, REMOVALS, STORED_BYTES, Segmented, StoredDocument, TEXTS, TOKENS,
+    UNPURGED, create_tables, document_id, insert, parsed, stored_bytes, token_ids, write_chunks,
 };
 
 /// How long an opening waits for another program that has the documents' file open, and the pause between two tries.
@@ -350,6 +352,30 @@ impl LocalDocuments {
             Ok(())
         })
     }
+}
+
+/// Whether a file is new, or that of an earlier version.
+fn lacks_tables(transaction: &ReadTransaction) -> Transacted<bool> {
+    let mut missing = BTreeSet::from([
+        REMOVALS.name(),
+        UNPURGED.name(),
+        METADATA.name(),
+        TEXTS.name(),
+        TOKENS.name(),
+        CHUNK_KEYS.name(),
+        CHUNK_USERS.name(),
+        STORED_BYTES.name(),
+        notes::UNSENT.name(),
+        notes::SHARING.name(),
+    ]);
+    for table in transaction.list_tables()? {
+        if table.name() == migration::TABLE.name() {
+            return Ok(true);
+        }
+        missing.remove(table.name());
+    }
+    transaction.list_multimap_tables()?.for_each(|table| _ = missing.remove(table.name()));
+    Ok(!missing.is_empty())
 }
 
 /// The chunks of a new document.

@@ -13,13 +13,9 @@
 //! | [`UNSENT`](crate::notes::UNSENT) | namespace, id | what the object store still has to be told of the document |
 //! | [`SHARING`](crate::notes::SHARING) | `""` | how far the object store was followed |
 
-use std::collections::BTreeSet;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use redb::{
-    MultimapTableDefinition, MultimapTableHandle, ReadTransaction, ReadableTable, TableDefinition,
-    TableHandle, WriteTransaction,
-};
+use redb::{MultimapTableDefinition, ReadableTable, TableDefinition, WriteTransaction};
 use refrain_engine::Document;
 use refrain_store::ChunkKey;
 use serde::de::DeserializeOwned;
@@ -28,7 +24,6 @@ use serde::{Deserialize, Serialize};
 use crate::database::Transacted;
 use crate::error::Error;
 use crate::migration;
-use crate::notes::{SHARING, UNSENT};
 
 pub(super) const METADATA: TableDefinition<(&str, &str), &[u8]> = TableDefinition::new("metadata, version 2");
 pub(super) const TEXTS: TableDefinition<(&str, &str), &[u8]> = TableDefinition::new("texts, version 2");
@@ -106,30 +101,6 @@ pub(crate) fn display_title(document: &Document) -> String {
     let title =
         if title.is_empty() { document.text.trim().lines().next().unwrap_or_default() } else { title };
     title.trim_start_matches('#').trim().chars().take(TITLE).collect()
-}
-
-/// Whether a file is new, or that of an earlier version.
-pub(super) fn lacks_tables(transaction: &ReadTransaction) -> Transacted<bool> {
-    let mut missing = BTreeSet::from([
-        REMOVALS.name(),
-        UNPURGED.name(),
-        METADATA.name(),
-        TEXTS.name(),
-        TOKENS.name(),
-        CHUNK_KEYS.name(),
-        CHUNK_USERS.name(),
-        STORED_BYTES.name(),
-        UNSENT.name(),
-        SHARING.name(),
-    ]);
-    for table in transaction.list_tables()? {
-        if table.name() == migration::TABLE.name() {
-            return Ok(true);
-        }
-        missing.remove(table.name());
-    }
-    transaction.list_multimap_tables()?.for_each(|table| _ = missing.remove(table.name()));
-    Ok(!missing.is_empty())
 }
 
 /// Creates the tables, and moves the documents of an earlier version's file into them.

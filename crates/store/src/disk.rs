@@ -16,10 +16,9 @@ use std::time::SystemTime;
 use refrain_kv::AuxTensors;
 
 use self::eviction::choose_victims;
-use self::reconcile::is_recent;
 use crate::chunk_file::Header;
 use crate::clock::{milliseconds, nanoseconds, now};
-use crate::folder::{Folder, FolderEntry, NewFile, remove};
+use crate::folder::{Folder, FolderEntry, NewFile, is_recent, remove};
 use crate::index::{Index, IndexError, IndexRow, Tables, Totals};
 use crate::info::GcReport;
 use crate::limits::Limits;

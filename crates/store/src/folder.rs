@@ -355,6 +355,11 @@ pub(crate) fn remove(path: &Path) -> Result<bool> {
     }
 }
 
+/// Whether a row was entered so lately that its file may be about to get its name. A time that is ahead is that of a clock that was.
+pub(crate) fn is_recent(entered: u64) -> bool {
+    entered.abs_diff(now()) < STALE_AFTER.as_secs()
+}
+
 /// Removes a file that no writer is or has just been at work on, and says whether it did.
 pub(crate) fn remove_stale(path: &Path) -> Result<bool> {
     let Ok(file) = File::open(path) else { return Ok(false) };

@@ -14,6 +14,7 @@ mod client;
 mod delete;
 mod download;
 mod known_objects;
+mod leftovers;
 mod link;
 mod objects;
 mod options;
@@ -86,9 +87,8 @@ impl Remote {
     /// Begins to bring what `disk` notes there.
     pub(crate) fn open(options: &RemoteOptions, disk: &Arc<Disk>) -> Result<Remote> {
         options.prepare_folder()?;
-        let (objects, prefix) = options.connect()?;
+        let client = Arc::new(Client::new(options)?);
         let runtime = options.runtime()?;
-        let client = Arc::new(Client::new(objects, prefix, options.timeout));
         runtime.spawn(upload::send_all(client.clone(), Arc::downgrade(disk)));
         Ok(Remote { runtime: Some(runtime), client, policy: options.policy, url: options.url.clone() })
     }

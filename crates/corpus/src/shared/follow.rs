@@ -8,6 +8,7 @@ use super::SharedDocuments;
 use super::listing::BATCH;
 use super::objects::{CHANGES, ChangesObject, MOST_BYTES, before_changes, decode, is_id, time_of_change};
 use super::parallel::in_parallel;
+use super::parts::REMOVED_FOR;
 use crate::document_store::{Applied, KeysOf};
 use crate::error::{Error, Result};
 use crate::notes::{SharingState, now};
@@ -16,9 +17,6 @@ use crate::notes::{SharingState, now};
 const LIST_EVERY: u64 = 600;
 /// Seconds for which changes are announced. A machine that was away for half of that lists all documents.
 const ANNOUNCED_FOR: u64 = 3600;
-/// Seconds for which objects say that a document was removed. A machine that was away for longer takes a document without objects for
-/// a removed one.
-pub(super) const REMOVED_FOR: u64 = 30 * 86400;
 /// Milliseconds by which the clocks of two machines may differ. What a clock that is further behind announces is found by the next
 /// listing.
 const CLOCK_DIFFERENCE: u64 = 120_000;

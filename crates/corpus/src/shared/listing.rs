@@ -4,12 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, SystemTime};
 
 use super::SharedDocuments;
-use super::follow::REMOVED_FOR;
 use super::objects::{
     DOCUMENTS, LIBRARY, LibraryObject, MOST_BYTES, Place, REMOVED, decode, encode, place_of,
 };
 use super::parallel::in_parallel;
-use super::parts::Parts;
+use super::parts::{Parts, REMOVED_FOR};
 use crate::document_store::{Applied, Change, KeysOf};
 use crate::error::{Error, Result};
 use crate::notes::SharingState;

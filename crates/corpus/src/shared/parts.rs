@@ -12,6 +12,10 @@ use super::objects::{
 use crate::error::Result;
 use crate::replica::FoundDocument;
 
+/// Seconds for which objects say that a document was removed. A machine that was away for longer takes a document without objects for
+/// a removed one.
+pub(super) const REMOVED_FOR: u64 = 30 * 86400;
+
 /// The objects of a document, by the last parts of their names.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Parts {

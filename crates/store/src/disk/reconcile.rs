@@ -8,7 +8,7 @@ use super::eviction::choose_victims;
 use super::{Disk, bytes};
 use crate::clock::{milliseconds, now};
 use crate::file_names::BROKEN_INDEX;
-use crate::folder::{FolderEntry, STALE_AFTER, remove, remove_stale};
+use crate::folder::{FolderEntry, is_recent, remove, remove_stale};
 use crate::index::{IndexError, IndexRow, Tables};
 use crate::info::GcReport;
 use crate::{ChunkKey, Result};
@@ -155,9 +155,4 @@ impl Disk {
         let modified = self.folder.path(key).metadata().and_then(|metadata| metadata.modified());
         modified.map_or(0, milliseconds)
     }
-}
-
-/// Whether a row was entered so lately that its file may be about to get its name. A time that is ahead is that of a clock that was.
-pub(super) fn is_recent(entered: u64) -> bool {
-    entered.abs_diff(now()) < STALE_AFTER.as_secs()
 }

@@ -15,8 +15,9 @@ use tokio::time::{sleep, timeout};
 
 use super::known_objects::KnownObjects;
 use super::link::{Link, MAX_CONCURRENT};
+use super::options::RemoteOptions;
 use super::stats::{Counters, RemoteStats};
-use crate::Problem;
+use crate::{Problem, Result};
 
 /// How long a failed object store is left alone at first, and at most.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -36,6 +37,8 @@ struct Health {
 pub(super) struct Client {
     pub(super) objects: Arc<dyn ObjectStore>,
     pub(super) prefix: ObjectPath,
+    /// Whether objects are files of a folder.
+    pub(super) is_folder: bool,
     pub(super) timeout: Duration,
     health: Mutex<Health>,
     pub(super) stuck: Mutex<Option<String>>,
@@ -95,11 +98,14 @@ impl fmt::Display for Failure {
 }
 
 impl Client {
-    pub(super) fn new(objects: Arc<dyn ObjectStore>, prefix: ObjectPath, timeout: Duration) -> Client {
-        Client {
+    /// A client of the object store that the options name. Whether it answers is not asked.
+    pub(super) fn new(options: &RemoteOptions) -> Result<Client> {
+        let (objects, prefix) = options.connect()?;
+        Ok(Client {
             objects,
             prefix,
-            timeout,
+            is_folder: options.is_folder(),
+            timeout: options.timeout,
             health: Mutex::new(Health { until: None, pause: FIRST_PAUSE }),
             stuck: Mutex::default(),
             counters: Counters::default(),
@@ -108,7 +114,7 @@ impl Client {
             wake: Notify::new(),
             turns: Semaphore::new(MAX_CONCURRENT),
             uploading: AsyncMutex::default(),
-        }
+        })
     }
 
     pub(super) fn stats(&self) -> RemoteStats {

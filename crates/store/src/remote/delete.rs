@@ -18,9 +18,11 @@ impl Client {
     pub(super) async fn delete(&self, keys: &BTreeSet<ChunkKey>) -> Result<(), String> {
         let _no_upload = self.uploading.lock().await;
         let shards: BTreeSet<String> = keys.iter().map(|key| key.to_string()[..2].to_owned()).collect();
-        let delete_shard = |shard| async move {
-            let objects = self.objects_of(keys, shard).await?;
-            let mut trouble = Ok(());
+        let delete_shard = |shard: String| async move {
+            let objects = self.objects_of(keys, &shard).await?;
+            let keys = keys.clone();
+            let goes = move |name: &str, _| key_of(name).is_some_and(|key| keys.contains(&key));
+            let mut trouble = self.remove_leftovers(&self.path(&shard), self.timeout, goes).await;
             for object in objects {
                 match self.within(self.timeout, self.objects.delete(&object)).await {
                     Ok(()) | Err(Failure::Absent) => {}
@@ -44,19 +46,24 @@ impl Client {
     ///
     /// Which aux tensors a chunk has is known there alone: its files here may have gone before, and another machine may have
     /// sent further ones.
-    async fn objects_of(&self, keys: &BTreeSet<ChunkKey>, shard: String) -> Result<Vec<ObjectPath>, Failure> {
-        let first = keys.iter().map(ToString::to_string).find(|key| key.starts_with(&shard));
-        let folder = self.path(&shard);
+    async fn objects_of(&self, keys: &BTreeSet<ChunkKey>, shard: &str) -> Result<Vec<ObjectPath>, Failure> {
+        let first = keys.iter().map(ToString::to_string).find(|key| key.starts_with(shard));
+        let folder = self.path(shard);
         // A name is longer than its key, so that it comes behind the key.
         let before = folder.clone().join(first.unwrap_or_default());
         let mut listed = self.objects.list_with_offset(Some(&folder), &before);
         let mut found = Vec::new();
         while let Some(object) = self.within(self.timeout, async { listed.next().await.transpose() }).await? {
-            let key = object.location.filename().and_then(|name| name.split('.').next());
-            if key.and_then(|key| key.parse().ok()).is_some_and(|key: ChunkKey| keys.contains(&key)) {
+            let key = object.location.filename().and_then(key_of);
+            if key.is_some_and(|key| keys.contains(&key)) {
                 found.push(object.location);
             }
         }
         Ok(found)
     }
+}
+
+/// The key of the chunk whose object, or that of aux tensors beside it, has this last name.
+fn key_of(name: &str) -> Option<ChunkKey> {
+    name.split('.').next()?.parse().ok()
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::{ObjectStoreExt, PutMode};
@@ -15,6 +15,9 @@ use super::client::{Client, Failure};
 use super::link::MAX_CONCURRENT;
 use super::options::RemoteOptions;
 use crate::{Result, StoreError};
+
+/// How long all files of a folder may take to be looked at.
+const LONGEST_WALK: Duration = Duration::from_secs(3600);
 
 /// Objects of an object store, by names of `/`-separated parts. Clones share everything.
 ///
@@ -85,8 +88,7 @@ impl Objects {
     /// # Errors
     /// If the options name no object store. Whether it answers is not asked.
     pub fn open(options: &RemoteOptions) -> Result<Objects> {
-        let ((objects, prefix), runtime) = (options.connect()?, options.runtime()?);
-        let client = Arc::new(Client::new(objects, prefix, options.timeout));
+        let (client, runtime) = (Arc::new(Client::new(options)?), options.runtime()?);
         let opened = Objects::new(client.clone(), runtime.handle().clone(), &options.url);
         // An object store that failed is asked after its pause whether it answers again.
         runtime.spawn(async move {
@@ -173,7 +175,7 @@ impl Objects {
         self.wait(async move { client.create(&path, bytes.into()).await })
     }
 
-    /// Deletes an object, if it is there.
+    /// Deletes an object, if it is there, and what a process that was killed while it wrote it has left in a folder.
     ///
     /// # Errors
     /// If the object store does not answer, or refuses.
@@ -181,9 +183,25 @@ impl Objects {
         let (client, path) = (self.client.clone(), self.client.path(name));
         self.wait(async move {
             match client.within(client.timeout, client.objects.delete(&path)).await {
-                Ok(()) | Err(Failure::Absent) => Ok(()),
-                Err(failure) => Err(failure),
+                Ok(()) | Err(Failure::Absent) => {}
+                Err(failure) => return Err(failure),
             }
+            let parts: Vec<_> = path.parts().collect();
+            let Some((own, folder)) = parts.split_last() else { return Ok(()) };
+            let own = own.as_ref().to_owned();
+            let goes = move |name: &str, _| name == own;
+            client.remove_leftovers(&folder.iter().cloned().collect(), client.timeout, goes).await
+        })
+    }
+
+    /// Removes what processes that were killed while they wrote have left in a folder that machines share, where it is older than `age`.
+    ///
+    /// # Errors
+    /// If it cannot be removed.
+    pub fn remove_leftovers(&self, age: Duration) -> Result<()> {
+        let client = self.client.clone();
+        self.wait(async move {
+            client.remove_leftovers(&client.prefix, LONGEST_WALK, move |_, old| old >= age).await
         })
     }
 

@@ -103,6 +103,11 @@ impl RemoteOptions {
         Ok((objects.into(), prefix))
     }
 
+    /// Whether objects are files of a folder.
+    pub(super) fn is_folder(&self) -> bool {
+        self.objects.is_none() && self.url.starts_with("file:")
+    }
+
     /// Refuses a folder that holds other files and none of Refrain's, and makes one that is missing, for its owner alone. One that does
     /// not answer in time, such as a network mount, is left to its first request.
     pub(super) fn prepare_folder(&self) -> Result<()> {

@@ -80,6 +80,37 @@ fn objects_are_created_read_replaced_listed_and_deleted() {
     conforms(&Objects::open(&RemoteOptions::new("memory:///alone")).unwrap());
 }
 
+/// A process that was killed while it wrote an object has left its bytes in the folder under a name that no listing has.
+#[test]
+fn what_was_left_of_an_object_goes_with_it_or_when_it_is_old() {
+    let shared = tempdir().unwrap();
+    let (_folder, store, objects) = open(None, &format!("file://{}", shared.path().display()));
+    objects.put("of/name", Vec::new()).unwrap();
+    let chunk = super::numbered(1, 50);
+    store.put(chunk.clone()).unwrap();
+    super::library::sent(&store);
+    let key = chunk.key().to_string();
+    let of_chunk = format!("{}/{key}.safetensors", &key[..2]);
+    assert!(shared.path().join(&of_chunk).exists());
+    let left = |names: &[&str]| -> Vec<String> {
+        names.iter().filter(|name| shared.path().join(name).exists()).map(|name| (*name).to_owned()).collect()
+    };
+    let names = ["of/name#1", "of/name#12", "of/other#1", "of/name#x", &format!("{of_chunk}#1")];
+    for name in names {
+        std::fs::write(shared.path().join(name), "text").unwrap();
+    }
+    objects.delete("of/name").unwrap();
+    assert_eq!(left(&names), names[2..]);
+    store.delete(&[chunk.key()]).unwrap();
+    assert_eq!(left(&names), names[2..4]);
+    objects.remove_leftovers(Duration::from_secs(86400)).unwrap();
+    assert_eq!(left(&names), names[2..4], "it is young");
+    let file = std::fs::File::options().write(true).open(shared.path().join(names[2])).unwrap();
+    file.set_modified(SystemTime::now() - Duration::from_secs(2 * 86400)).unwrap();
+    objects.remove_leftovers(Duration::from_secs(86400)).unwrap();
+    assert_eq!(left(&names), names[3..4]);
+}
+
 #[test]
 fn objects_without_a_chunk_store_are_there_again_when_the_object_store_is() {
     let slow = Arc::new(ThrottledStore::new(InMemory::new(), ThrottleConfig::default()));

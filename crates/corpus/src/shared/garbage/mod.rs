@@ -32,6 +32,8 @@ const CANDIDATES: &str = "garbage/candidates.json";
 const MOST_CANDIDATES: u64 = 1 << 30;
 /// Chunks that are deleted between two looks for new documents.
 const BATCH: usize = 256;
+/// Age at which what a killed process has left of an object in a folder is deleted.
+const LEFT_AFTER: Duration = Duration::from_secs(86400);
 
 /// What a collector deletes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -178,6 +180,7 @@ impl<'a> Collector<'a> {
                 self.noted.remove(&stored.key.to_string());
             }
         }
+        self.objects.remove_leftovers(LEFT_AFTER)?;
         self.note()?;
         Ok(self.report)
     }

@@ -2,7 +2,7 @@
 
 use std::mem::forget;
 use std::thread;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use refrain_store::ChunkKey;
 
@@ -201,4 +201,19 @@ fn what_is_named_stays_while_all_work_and_collectors_die() {
         assert!(kept.iter().all(|n| has_chunk(&one.objects, key(*n))));
     });
     assert!(has_chunk(&one.objects, key(1)) && !has_chunk(&one.objects, key(2)));
+}
+
+/// A process that was killed while it wrote an object has left its bytes in the folder, which no listing has.
+#[test]
+fn what_a_killed_process_has_left_in_a_folder_goes_when_it_is_old() {
+    let folder = Folder(tempdir().unwrap());
+    let one = folder.machine();
+    put(&one.documents, "", "text", &[1]).unwrap();
+    let old = SystemTime::now() - 2 * LONG;
+    let left = ["old.json#1", "young.json#1"].map(|name| folder.0.path().join("library/changes").join(name));
+    for (path, written) in left.iter().zip([old, SystemTime::now()]) {
+        std::fs::File::create(path).unwrap().set_modified(written).unwrap();
+    }
+    collect(&one.objects, &options(LONG, LONG));
+    assert_eq!(left.map(|path| path.exists()), [false, true]);
 }
