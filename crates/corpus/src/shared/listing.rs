@@ -134,10 +134,8 @@ impl SharedDocuments {
                     }
                 }
                 None if parts.document => differences.push(Difference::Lacking(place, parts)),
-                None if !parts.removals.is_empty() => {
-                    if is_past(parts.written, ABANDONED_AFTER) {
-                        differences.push(Difference::Abandoned(place, parts));
-                    }
+                None if !parts.removals.is_empty() && is_past(parts.written, ABANDONED_AFTER) => {
+                    differences.push(Difference::Abandoned(place, parts));
                 }
                 None if is_past(parts.removed, FORGOTTEN_AFTER) => {
                     differences.push(Difference::Forgotten(place));
