@@ -5,7 +5,7 @@
 pub enum Advance {
     /// A step was done: at most one layer.
     Progress,
-    /// The work waits for keys and values from a disk or an object store; the call has waited some milliseconds.
+    /// The work waits for keys and values from a disk or an object store; the call has waited some milliseconds at most.
     Waiting,
     /// All of it is done.
     Done,

@@ -4,8 +4,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// The longest time that [`Background::poll`] waits.
-const PATIENCE: Duration = Duration::from_millis(5);
+/// The longest time that [`Background::poll`] waits: running answers wait as long for each of their tokens.
+const PATIENCE: Duration = Duration::from_millis(1);
 
 /// Work under way on a thread of its own. Dropping it does not stop the work.
 #[derive(Debug)]

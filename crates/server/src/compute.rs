@@ -18,7 +18,7 @@ use crate::queue::{QueuedJob, Shared};
 use crate::running::{Client, RunningIngest, RunningPrefill, RunningSequence, emit_token, finish, step};
 use crate::shares::Shares;
 
-/// While there are prompts to compute, a decode step is due after this many times its own duration: a quarter of the time goes
+/// While prompts or ingests compute, a decode step is due after this many times its own duration: a quarter of the time goes
 /// to decoding.
 const PREFILL_SHARE: u32 = 3;
 
@@ -129,7 +129,7 @@ impl Compute {
         match job {
             Job::Ingest(ingest) => {
                 let ingest_span = info_span!(parent: &client.span, "ingest");
-                self.ingests.push_back(RunningIngest { client, ingest: *ingest, ingest_span });
+                self.ingests.push_back(RunningIngest { client, ingest: *ingest, waits: false, ingest_span });
             }
             Job::Generate(job) => {
                 let GenerateJob { prompt, request, .. } = *job;
@@ -144,6 +144,7 @@ impl Compute {
                         arrived,
                         started,
                         took: Duration::ZERO,
+                        waits: false,
                         bytes,
                         prefill_span,
                     }),
@@ -171,7 +172,7 @@ impl Compute {
                 let advanced = if is_ingest { self.advance_ingest(key) } else { self.advance_prefill(key) };
                 match advanced {
                     Some(true) => return,
-                    // A call that waited took some milliseconds: running sequences are not to wait for all of them.
+                    // A call that waited took a moment: running sequences are not to wait for all of them.
                     Some(false) if !self.sequences.is_empty() => return,
                     Some(false) | None => {}
                 }
@@ -188,6 +189,7 @@ impl Compute {
         let step = started.elapsed();
         self.shares.charge_prefill(key, step, running.took);
         running.took += step;
+        running.waits = matches!(advanced, Ok(Ok(Advance::Waiting)));
         match advanced {
             Ok(Ok(Advance::Progress)) => self.prefills.insert(index, running),
             Ok(Ok(Advance::Waiting)) => {
@@ -223,6 +225,7 @@ impl Compute {
         let (span, started) = (running.ingest_span.clone(), Instant::now());
         let advanced = catch_unwind(AssertUnwindSafe(|| span.in_scope(|| running.ingest.advance())));
         self.shares.charge_ingest(key, started.elapsed());
+        running.waits = matches!(advanced, Ok(Ok(Advance::Waiting)));
         if let Some(progress) = running.ingest.new_progress() {
             let _ = running.client.events.send(Event::Progress(progress));
         }
@@ -242,11 +245,19 @@ impl Compute {
         Some(true)
     }
 
-    /// Whether a key without a running answer has a short prompt under way.
+    /// Whether a prompt or an ingest has something to compute, and does not wait for a disk or an object store.
+    fn is_computing(&self) -> bool {
+        self.prefills.iter().any(|running| !running.waits)
+            || self.ingests.iter().any(|running| !running.waits)
+    }
+
+    /// Whether a key without a running answer has a short prompt to compute.
     fn has_newcomer(&self) -> bool {
         let is_new = |prefill: &RunningPrefill| {
             let key = &prefill.client.key;
-            prefill.took < NEWCOMER && self.sequences.iter().all(|running| running.client.key != *key)
+            !prefill.waits
+                && prefill.took < NEWCOMER
+                && self.sequences.iter().all(|running| running.client.key != *key)
         };
         self.prefills.iter().any(is_new)
     }
@@ -258,10 +269,9 @@ impl Compute {
             self.last_step = None;
             return;
         }
-        let computing = !(self.prefills.is_empty() && self.ingests.is_empty());
         let share = if self.has_newcomer() { NEWCOMER_SHARE } else { PREFILL_SHARE };
         let rests = |(end, took): &(Instant, Duration)| end.elapsed() < *took * share;
-        if computing && self.last_step.as_ref().is_some_and(rests) {
+        if self.is_computing() && self.last_step.as_ref().is_some_and(rests) {
             return;
         }
         let started = Instant::now();
@@ -321,46 +331,4 @@ impl Compute {
 }
 
 #[cfg(test)]
-mod tests {
-    use refrain::engine::{Parts, Sampling};
-    use refrain::fusion::METHODS;
-    use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
-
-    use super::*;
-    use crate::metrics::Metrics;
-    use crate::options::Limits;
-    use crate::queue::JobBytes;
-    use crate::testing::tiny_engine;
-
-    /// A prompt whose client has left makes room at once, and not when those before it are done.
-    #[test]
-    fn a_prompt_that_nobody_waits_for_goes_wherever_it_stands() {
-        let engine = tiny_engine();
-        let metrics = Metrics::new(engine.numerics(), "none");
-        let shared = Arc::new(Shared::new(Limits::default(), metrics, String::new()));
-        let prompt = engine.compose(&Parts { question: "How tight is a bolt?", ..Parts::default() }).unwrap();
-        let job = GenerateJob {
-            prompt,
-            request: GenerateRequest::new(METHODS.select("vanilla").unwrap().built, Sampling::default()),
-            grammar_field: "",
-        };
-        let mut clients: Vec<UnboundedReceiver<Event>> = Vec::new();
-        for _ in 0..3 {
-            let (sender, events) = unbounded_channel();
-            let jobs = vec![(Job::Generate(Box::new(job.clone())), sender, JobBytes { kv: 7, prompt: 0 })];
-            shared.push(&engine, jobs, (Instant::now(), Duration::from_secs(3600))).unwrap();
-            clients.push(events);
-        }
-        let mut compute = Compute::new(shared.clone());
-        compute.admit();
-        assert_eq!(compute.held().map(|(_, bytes)| bytes).sum::<usize>(), 21);
-        clients.remove(1);
-        compute.prefills[2].client.deadline = Instant::now();
-        compute.drop_over();
-        assert_eq!((compute.prefills.len(), shared.metrics.requests.cancelled.get()), (1, 2));
-        assert_eq!(compute.held().map(|(_, bytes)| bytes).sum::<usize>(), 7);
-        let told = clients[1].try_recv().unwrap();
-        assert!(matches!(&told, Event::Failed(error) if error.code == Some("timeout")), "{told:?}");
-        assert!(clients[0].try_recv().is_err(), "the first goes on");
-    }
-}
+mod tests;

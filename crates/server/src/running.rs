@@ -51,6 +51,8 @@ pub(crate) struct RunningPrefill {
     pub(crate) started: Instant,
     /// Time that it was computed for.
     pub(crate) took: Duration,
+    /// Whether its last step only waited for keys and values.
+    pub(crate) waits: bool,
     pub(crate) bytes: JobBytes,
     pub(crate) prefill_span: Span,
 }
@@ -59,6 +61,8 @@ pub(crate) struct RunningPrefill {
 pub(crate) struct RunningIngest {
     pub(crate) client: Client,
     pub(crate) ingest: Ingest,
+    /// Whether its last step only waited for a disk or an object store.
+    pub(crate) waits: bool,
     pub(crate) ingest_span: Span,
 }
 

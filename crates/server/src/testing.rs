@@ -1,13 +1,28 @@
-//! An engine for unit tests.
+//! Engines for unit tests.
 
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 
 use refrain::engine::{Engine, Settings};
 use refrain::store::Store;
 
 /// An engine of a tiny model, with a store in memory.
 pub(crate) fn tiny_engine() -> Engine {
+    engine_of(Store::in_memory(1 << 28))
+}
+
+/// An engine of a tiny model.
+pub(crate) fn engine_of(store: Store) -> Engine {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
     let settings = Settings { chunk_tokens: 64, ..Settings::default() };
-    Engine::open(&path, Store::in_memory(1 << 28), settings, |_, _| ()).unwrap()
+    Engine::open(&path, store, settings, |_, _| ()).unwrap()
+}
+
+/// A store in a folder whose index is read and written only once the lock is given back: a broken index is made anew under this lock.
+pub(crate) fn blocked_store(folder: &Path) -> (Store, File) {
+    let store = Store::open(folder, 1 << 28).unwrap();
+    fs::write(folder.join("index.redb"), "no index").unwrap();
+    let lock = File::create(folder.join("index.lock")).unwrap();
+    lock.lock().unwrap();
+    (store, lock)
 }

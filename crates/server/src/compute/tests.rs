@@ -1,0 +1,102 @@
+use refrain::engine::{Document, Engine, Parts, Sampling};
+use refrain::fusion::METHODS;
+use tempfile::tempdir;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use super::*;
+use crate::metrics::Metrics;
+use crate::options::Limits;
+use crate::queue::JobBytes;
+use crate::testing::{blocked_store, engine_of, tiny_engine};
+
+/// A compute thread whose turns the test takes, and its queue.
+fn compute() -> (Arc<Shared>, Compute) {
+    let metrics = Metrics::new(tiny_engine().numerics(), "none");
+    let shared = Arc::new(Shared::new(Limits::default(), metrics, String::new()));
+    (shared.clone(), Compute::new(shared))
+}
+
+/// A question that is computed whole, without the store.
+fn question(engine: &Engine) -> GenerateJob {
+    let parts = Parts { question: "How tight is a bolt?", ..Parts::default() };
+    let sampling = Sampling { max_tokens: 1000, min_tokens: 1000, ..Sampling::default() };
+    GenerateJob {
+        prompt: engine.compose(&parts).unwrap(),
+        request: GenerateRequest::new(METHODS.select("vanilla").unwrap().built, sampling),
+        grammar_field: "",
+    }
+}
+
+/// Puts a job into the queue.
+fn push(shared: &Shared, engine: &Engine, job: Job) -> UnboundedReceiver<Event> {
+    let (sender, events) = unbounded_channel();
+    let jobs = vec![(job, sender, JobBytes { kv: 7, prompt: 0 })];
+    shared.push(engine, jobs, (Instant::now(), Duration::from_secs(3600))).unwrap();
+    events
+}
+
+/// Takes turns until `done`.
+fn turns_until(compute: &mut Compute, mut done: impl FnMut(&mut Compute) -> bool) {
+    for _ in 0..10_000 {
+        compute.turn();
+        if done(compute) {
+            return;
+        }
+    }
+    panic!("it never happened");
+}
+
+/// A decode step that took an hour has just ended, so that no further one is due beside what computes.
+fn rest(compute: &mut Compute) {
+    compute.last_step = Some((Instant::now(), Duration::from_secs(3600)));
+}
+
+fn tokens(events: &mut UnboundedReceiver<Event>) -> usize {
+    std::iter::from_fn(|| events.try_recv().ok()).filter(|event| matches!(event, Event::Token(_))).count()
+}
+
+/// A prompt whose client has left makes room at once, and not when those before it are done.
+#[test]
+fn a_prompt_that_nobody_waits_for_goes_wherever_it_stands() {
+    let (engine, (shared, mut compute)) = (tiny_engine(), compute());
+    let job = question(&engine);
+    let job = || Job::Generate(Box::new(job.clone()));
+    let mut clients: Vec<_> = (0..3).map(|_| push(&shared, &engine, job())).collect();
+    compute.admit();
+    assert_eq!(compute.held().map(|(_, bytes)| bytes).sum::<usize>(), 21);
+    clients.remove(1);
+    compute.prefills[2].client.deadline = Instant::now();
+    compute.drop_over();
+    assert_eq!((compute.prefills.len(), shared.metrics.requests.cancelled.get()), (1, 2));
+    assert_eq!(compute.held().map(|(_, bytes)| bytes).sum::<usize>(), 7);
+    let told = clients[1].try_recv().unwrap();
+    assert!(matches!(&told, Event::Failed(error) if error.code == Some("timeout")), "{told:?}");
+    assert!(clients[0].try_recv().is_err(), "the first goes on");
+}
+
+/// Answers do not make room for a computation that stands still.
+#[test]
+fn decoding_rests_beside_an_ingest_that_computes_and_not_beside_one_that_waits() {
+    let folder = tempdir().unwrap();
+    let (store, lock) = blocked_store(folder.path());
+    let (engine, (shared, mut compute)) = (engine_of(store), compute());
+    let mut events = push(&shared, &engine, Job::Generate(Box::new(question(&engine))));
+    turns_until(&mut compute, |_| tokens(&mut events) > 0);
+    let document = Document { title: String::new(), text: "A bolt.".to_owned() };
+    let ingest = engine.start_ingest(&[document], &METHODS.select("pie").unwrap().built).unwrap();
+    let _ingest = push(&shared, &engine, Job::Ingest(Box::new(ingest)));
+    rest(&mut compute);
+    turns_until(&mut compute, |compute| {
+        let computes = compute.ingests.iter().any(|running| !running.waits);
+        let told = tokens(&mut events);
+        assert!(told == 0 || !computes, "{told} tokens in a turn of an ingest that computes");
+        rest(compute);
+        compute.ingests.front().is_some_and(|running| running.waits)
+    });
+    for _ in 0..3 {
+        rest(&mut compute);
+        compute.turn();
+        assert_eq!(tokens(&mut events), 1);
+    }
+    drop(lock);
+}
