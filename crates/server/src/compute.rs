@@ -15,7 +15,7 @@ use tracing::info_span;
 use crate::api_error::ApiError;
 use crate::job::{Event, GenerateJob, Job};
 use crate::queue::{QueuedJob, Shared};
-use crate::running::{Client, RunningIngest, RunningPrefill, RunningSequence, emit_token, finish, step};
+use crate::running::{Client, RunningIngest, RunningPrefill, RunningSequence, emit, step};
 use crate::shares::Shares;
 
 /// While prompts or ingests compute, a decode step is due after this many times its own duration: a quarter of the time goes
@@ -203,7 +203,8 @@ impl Compute {
         Some(true)
     }
 
-    /// A prefill at its end becomes a running sequence.
+    /// A prefill at its end becomes a running sequence, whose first token is sent at once: the next decode step may be far off. The next prompt
+    /// of its key then finds its keys and values in the prefix cache.
     fn first_token(&mut self, running: RunningPrefill) {
         let RunningPrefill { client, prefill, arrived, started, bytes, prefill_span, .. } = running;
         let finished = catch_unwind(AssertUnwindSafe(|| prefill.finish()));
@@ -215,7 +216,8 @@ impl Compute {
         self.shared.count_prefill(started.elapsed(), sequence.stats());
         let decode_span = info_span!(parent: &client.span, "decode");
         let kv_bytes = bytes.kv;
-        self.sequences.push(RunningSequence { client, sequence, kv_bytes, last_token: None, decode_span });
+        let running = RunningSequence { client, sequence, kv_bytes, last_token: None, decode_span };
+        self.sequences.extend(emit(&self.shared, running));
     }
 
     /// A step of the first ingest of a key, which is the last one then; none if there is none, false if it waits.
@@ -262,7 +264,7 @@ impl Compute {
         self.prefills.iter().any(is_new)
     }
 
-    /// Emits the token that was chosen for each running sequence, and decodes the next one, if a step is due. Finished sequences
+    /// Sends the tokens that were chosen for each running sequence, and decodes the next ones, if a step is due. Finished sequences
     /// leave.
     fn decode(&mut self) {
         if self.sequences.is_empty() {
@@ -275,23 +277,8 @@ impl Compute {
             return;
         }
         let started = Instant::now();
-        let shared = self.shared.clone();
-        let mut unfinished = Vec::with_capacity(self.sequences.len());
-        for mut running in self.sequences.drain(..) {
-            let events = running.client.events.clone();
-            let emitted = catch_unwind(AssertUnwindSafe(|| match emit_token(&shared, &mut running) {
-                None => Some(running),
-                Some(reason) => {
-                    finish(&shared, running, reason);
-                    None
-                }
-            }));
-            match emitted {
-                Ok(running) => unfinished.extend(running),
-                Err(_) => _ = events.send(Event::Failed(ApiError::internal(&"a sequence panicked"))),
-            }
-        }
-        self.sequences = unfinished;
+        let sequences = std::mem::take(&mut self.sequences).into_iter();
+        self.sequences = sequences.filter_map(|running| emit(&self.shared, running)).collect();
         if let Err(error) = step(&mut self.sequences, &mut self.workspace) {
             self.step_alone(&error);
         }

@@ -88,8 +88,28 @@ pub(crate) fn step(sequences: &mut [RunningSequence], workspace: &mut DecodeWork
     }
 }
 
+/// Sends the tokens that were chosen for a sequence and not yet sent, and its complete answer if it ends with one. Gives the sequence back
+/// if it goes on.
+pub(crate) fn emit(shared: &Shared, mut running: RunningSequence) -> Option<RunningSequence> {
+    if !running.sequence.has_next_token() {
+        return Some(running);
+    }
+    let events = running.client.events.clone();
+    let emitted = catch_unwind(AssertUnwindSafe(|| match emit_token(shared, &mut running) {
+        None => Some(running),
+        Some(reason) => {
+            finish(shared, running, reason);
+            None
+        }
+    }));
+    emitted.unwrap_or_else(|_| {
+        let _ = events.send(Event::Failed(ApiError::internal(&"a sequence panicked")));
+        None
+    })
+}
+
 /// Sends the token that was chosen, and gives the reason if the sequence ends with it.
-pub(crate) fn emit_token(shared: &Shared, running: &mut RunningSequence) -> Option<FinishReason> {
+fn emit_token(shared: &Shared, running: &mut RunningSequence) -> Option<FinishReason> {
     let RunningSequence { sequence, client: Client { events, deadline, .. }, last_token, .. } = running;
     let late = *deadline <= Instant::now() || shared.is_aborted();
     let (mut received, before) = (true, sequence.answer_tokens());
@@ -108,7 +128,7 @@ pub(crate) fn emit_token(shared: &Shared, running: &mut RunningSequence) -> Opti
 static OTHER_PREFIX: std::sync::Once = std::sync::Once::new();
 
 /// Sends the complete answer of a sequence, or an error if it was cancelled.
-pub(crate) fn finish(shared: &Shared, running: RunningSequence, reason: FinishReason) {
+fn finish(shared: &Shared, running: RunningSequence, reason: FinishReason) {
     let RunningSequence { mut sequence, client, decode_span, .. } = running;
     let Client { events, deadline, grammar_field, span, .. } = client;
     drop(decode_span);

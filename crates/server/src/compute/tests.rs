@@ -19,7 +19,7 @@ fn compute() -> (Arc<Shared>, Compute) {
 /// A question that is computed whole, without the store.
 fn question(engine: &Engine) -> GenerateJob {
     let parts = Parts { question: "How tight is a bolt?", ..Parts::default() };
-    let sampling = Sampling { max_tokens: 1000, min_tokens: 1000, ..Sampling::default() };
+    let sampling = Sampling { max_tokens: 200, min_tokens: 200, ..Sampling::default() };
     GenerateJob {
         prompt: engine.compose(&parts).unwrap(),
         request: GenerateRequest::new(METHODS.select("vanilla").unwrap().built, sampling),
@@ -99,4 +99,22 @@ fn decoding_rests_beside_an_ingest_that_computes_and_not_beside_one_that_waits()
         assert_eq!(tokens(&mut events), 1);
     }
     drop(lock);
+}
+
+/// A prompt's first token does not wait for the next decode step, and its keys and values serve the next prompt.
+#[test]
+fn a_first_token_is_sent_in_the_turn_that_chooses_it() {
+    let (engine, (shared, mut compute)) = (tiny_engine(), compute());
+    let job = question(&engine);
+    let mut events: Vec<_> =
+        (0..3).map(|_| push(&shared, &engine, Job::Generate(Box::new(job.clone())))).collect();
+    for (index, events) in events.iter_mut().enumerate() {
+        rest(&mut compute);
+        turns_until(&mut compute, |compute| {
+            rest(compute);
+            compute.sequences.len() > index
+        });
+        assert_eq!(tokens(events), 1);
+        assert_eq!(compute.sequences[index].sequence.stats().prefix_tokens > 0, index > 0, "{index}");
+    }
 }
