@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use refrain_fusion::{ChunkStatistics, ContextLayer, ContextTensors};
 use refrain_kernels::{Dtype, Floats, KvRows, copy_range};
 use refrain_kv::{AuxTensors, LayerCache, RopeTables};
-use refrain_store::{BosPolicy, Chunk, ChunkId, Layer, NewLayers, PutOutcome};
+use refrain_store::{BosPolicy, Chunk, ChunkId, Layer, NewLayers, PutOutcome, Store};
 
 use super::prefilled_prefix::{PrefilledPrefix, mean};
 use crate::engine::Engine;
@@ -121,6 +121,13 @@ impl PrefilledChunk {
 
     /// Puts the chunk into the store, with its statistics, which are of these kinds. A chunk that is not finite is an error.
     pub(crate) fn store(self, kinds: &[String]) -> Result<ComputedChunk> {
+        let unstored = self.into_unstored(kinds)?;
+        let outcome = unstored.store()?;
+        Ok((unstored.chunk, unstored.statistics, outcome))
+    }
+
+    /// The chunk in memory, with its statistics, which are of these kinds. A chunk that is not finite is an error.
+    pub(crate) fn into_unstored(self, kinds: &[String]) -> Result<UnstoredChunk> {
         let PrefilledChunk { engine, id, label, done } = self;
         let (prefills, mut made): (Vec<_>, Vec<_>) = done.into_iter().unzip();
         let (made, layers) = (made.swap_remove(0), mean(prefills));
@@ -128,14 +135,32 @@ impl PrefilledChunk {
             finite::check(engine.decoder(), "keys and values", values)?;
         }
         let chunk = Chunk::new(id, &label, layers)?.with_numerics(engine.numerics());
-        let mut outcome = engine.store().put(chunk.clone())?;
-        for (kind, statistics) in kinds.iter().zip(&made) {
-            let put = engine.store().put_aux_tensors(chunk.id(), kind, statistics.clone())?;
+        let statistics = made.into_iter().map(Arc::new).collect();
+        Ok(UnstoredChunk { store: engine.store().clone(), chunk, kinds: kinds.to_vec(), statistics })
+    }
+}
+
+/// A computed chunk in memory, with its statistics of each kind.
+#[derive(Clone, Debug)]
+pub(crate) struct UnstoredChunk {
+    store: Store,
+    pub(crate) chunk: Chunk,
+    kinds: Vec<String>,
+    pub(crate) statistics: Vec<Arc<AuxTensors>>,
+}
+
+impl UnstoredChunk {
+    /// Puts the chunk and its statistics into the store.
+    pub(crate) fn store(&self) -> Result<PutOutcome> {
+        let UnstoredChunk { store, chunk, kinds, statistics } = self;
+        let mut outcome = store.put(chunk.clone())?;
+        for (kind, statistics) in kinds.iter().zip(statistics) {
+            let put = store.put_aux_tensors(chunk.id(), kind, (**statistics).clone())?;
             if let failed @ PutOutcome::NotStored { .. } = put {
                 outcome = failed;
             }
         }
-        Ok((chunk, made.into_iter().map(Arc::new).collect(), outcome))
+        Ok(outcome)
     }
 }
 

@@ -3,6 +3,7 @@
 mod averaged;
 mod calibrate;
 mod chunk_prefill;
+mod chunk_writer;
 mod identity;
 mod job;
 mod prefilled_prefix;
@@ -11,9 +12,10 @@ mod prompt_ingest;
 mod requests;
 mod shared;
 
-pub(crate) use chunk_prefill::ChunkPrefill;
 #[cfg(test)]
 pub(crate) use chunk_prefill::IsolatedRun;
+pub(crate) use chunk_prefill::{ChunkPrefill, UnstoredChunk};
+pub(crate) use chunk_writer::ChunkWriter;
 pub use job::{Ingest, IngestProgress, IngestReport, rate};
 pub(crate) use job::{SYSTEM_LABEL, kinds_of};
 pub(crate) use prefilled_prefix::{AveragedPrefixes, PrefilledPrefix};

@@ -21,7 +21,7 @@ use crate::advance::Advance;
 use crate::background::Background;
 use crate::cache::{EvictingCache, SequenceCache};
 use crate::engine::Engine;
-use crate::ingest::kinds_of;
+use crate::ingest::{ChunkWriter, kinds_of};
 use crate::prefix_cache::PrefixRoot;
 use crate::prompt::{Prompt, PromptChunk};
 
@@ -84,6 +84,8 @@ pub(crate) struct PrefillJob {
     prefix: PromptPrefix,
     max_rope_position: usize,
     reused: ReusedSegments,
+    /// Parts that were computed, on their way to the store.
+    writer: ChunkWriter,
     stage: Stage,
     /// Whether the segments were read whole into memory, after one of them had broken.
     materialized: bool,
@@ -130,6 +132,7 @@ impl PrefillJob {
             request,
             prefix: PromptPrefix::default(),
             max_rope_position,
+            writer: ChunkWriter::default(),
             stage: Stage::Start,
             materialized: false,
             order: None,
@@ -181,7 +184,8 @@ impl PrefillJob {
             }
             Stage::Open(mut opening) => {
                 let method = self.request.method.as_ref();
-                let advance = opening.advance(&self.engine, &self.prompt, method, &mut self.reused)?;
+                let (reused, writer) = (&mut self.reused, &mut self.writer);
+                let advance = opening.advance(&self.engine, &self.prompt, method, reused, writer)?;
                 let done = advance == Advance::Done;
                 self.stage = if done { Stage::Plan } else { Stage::Open(opening) };
                 return Ok(if done { Advance::Progress } else { advance });
@@ -207,9 +211,10 @@ impl PrefillJob {
                 }
                 Step::Done => self.end_pass(*run)?,
             },
-            Stage::Done => return Ok(Advance::Done),
+            Stage::Done => {}
         }
         Ok(match self.stage {
+            Stage::Done if !self.writer.is_done()? => Advance::Waiting,
             Stage::Done => Advance::Done,
             _ => Advance::Progress,
         })

@@ -13,7 +13,7 @@ use crate::Result;
 use crate::advance::Advance;
 use crate::background::Background;
 use crate::engine::Engine;
-use crate::ingest::{ChunkPrefill, SYSTEM_LABEL, kinds_of};
+use crate::ingest::{ChunkPrefill, ChunkWriter, SYSTEM_LABEL, UnstoredChunk, kinds_of};
 use crate::prompt::Prompt;
 
 /// A part of the prompt whose keys and values are in the store, or were computed for it just now.
@@ -103,6 +103,7 @@ impl Computing {
         engine: &Engine,
         method: &dyn FusionMethod,
         reused: &mut ReusedSegments,
+        writer: &mut ChunkWriter,
     ) -> Result<Option<Found>> {
         let (store, statistics) = (engine.store(), wanted(method, self.part.chunk));
         for id in self.late.extract_if(.., |id| !store.is_late(id)) {
@@ -116,12 +117,14 @@ impl Computing {
             self.chunk = Some(chunk);
             return Ok(None);
         }
-        let (chunk, statistics, _) = chunk.finish().store(&kinds_of(&statistics))?;
+        let unstored = chunk.finish().into_unstored(&kinds_of(&statistics))?;
+        writer.store(unstored.clone())?;
         reused.prefilled += 1;
         if !self.late.is_empty() {
             store.count_race(false);
             reused.unfetched += 1;
         }
+        let UnstoredChunk { chunk, statistics, .. } = unstored;
         Ok(Some(Found { reader: Arc::new(chunk.into()), statistics, statistics_read: 0, computed: true }))
     }
 }
@@ -186,16 +189,17 @@ impl Opening {
         self.parts.iter().map(wanted).collect()
     }
 
-    /// Opens parts up to the next that takes time. A part that is missing or broken is prefilled again.
+    /// Opens parts up to the next that takes time. A part that is missing or broken is prefilled again, and stored by `writer`.
     pub(crate) fn advance(
         &mut self,
         engine: &Engine,
         prompt: &Prompt,
         method: &dyn FusionMethod,
         reused: &mut ReusedSegments,
+        writer: &mut ChunkWriter,
     ) -> Result<Advance> {
         if let Some(mut computing) = self.computing.take() {
-            let Some(found) = computing.advance(engine, method, reused)? else {
+            let Some(found) = computing.advance(engine, method, reused, writer)? else {
                 self.computing = Some(computing);
                 return Ok(Advance::Progress);
             };
@@ -276,7 +280,10 @@ impl Opening {
         let chunk = match chunk {
             Some(chunk) => Some(chunk),
             // The chunk may stand in the prompt twice, and have been repaired further up.
-            None => engine.store().reader_at_hand(segment.reader.id())?.and_then(|reader| reader.chunk()),
+            None => {
+                let known = self.segments.iter().find(|known| known.reader.id() == segment.reader.id());
+                known.and_then(|known| known.reader.chunk())
+            }
         };
         let Some(chunk) = chunk else {
             let observed = !segment.statistics.is_empty();

@@ -2,6 +2,7 @@
 
 mod averaged;
 mod batch;
+mod blocked_disk;
 #[cfg(feature = "emulate")]
 mod device_chunks;
 #[cfg(feature = "emulate")]

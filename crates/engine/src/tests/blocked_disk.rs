@@ -1,0 +1,92 @@
+//! Work beside a store that cannot write: what waits for a disk never holds up the computing thread.
+
+use std::path::Path;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+use redb::{Builder, ConcurrencyMode};
+use refrain_eviction::Eviction;
+use refrain_fusion::Pie;
+use refrain_kernels::Dtype;
+use refrain_store::{Limits, Scope, Store};
+use tempfile::tempdir;
+
+use super::{exact, prefill, random_prompt, shared, tiny, tiny_engine};
+use crate::advance::Advance;
+use crate::prefill::{AttentionCapture, PrefillJob, PrefillRequest};
+use crate::{Document, Engine, Settings};
+
+fn open(folder: &Path) -> Engine {
+    let mut limits = Limits::memory(1 << 24);
+    limits.time_to_live = Some(Duration::from_secs(3600));
+    let store = Store::open(folder, limits).unwrap();
+    // The index is opened first: opening it waits for those who write.
+    assert!(store.list(Scope::All).unwrap().chunks.is_empty());
+    let settings = Settings { chunk_tokens: 64, ..exact(Dtype::F16) };
+    Engine::open(&tiny("llama"), store, settings, |_, _| ()).unwrap()
+}
+
+/// The outcome of work that tells of each of its steps, and whose disk stands still until it waits: none of its steps waits for the disk by itself.
+fn beside_a_disk_that_stands_still<T: Send + 'static>(
+    folder: &Path,
+    work: impl FnOnce(&dyn Fn(Advance)) -> T + Send + 'static,
+) -> T {
+    let mut index = Builder::new();
+    let index =
+        index.set_concurrency_mode(ConcurrencyMode::MultiWriter).create(folder.join("index.redb")).unwrap();
+    let other_writer = index.begin_write().unwrap();
+    let (steps, told) = channel();
+    let worker = thread::spawn(move || work(&|advance| _ = steps.send(advance)));
+    let next = || told.recv_timeout(Duration::from_secs(60)).expect("a step waits for the disk");
+    let waits = std::iter::repeat_with(next).find(|advance| *advance != Advance::Progress);
+    assert_eq!(waits, Some(Advance::Waiting));
+    other_writer.abort().unwrap();
+    worker.join().unwrap()
+}
+
+#[test]
+fn a_prompts_chunks_serve_while_they_are_stored() {
+    let folder = tempdir().unwrap();
+    let engine = open(folder.path());
+    let prompt = random_prompt(&engine, 5, &[64, 33], 9, 11);
+    let in_memory = tiny_engine("llama", exact(Dtype::F16));
+    let expected = prefill(&in_memory, &prompt, &Pie, prompt.len()).logits;
+    let store = engine.store().clone();
+    let found = beside_a_disk_that_stands_still(folder.path(), move |step| {
+        let (eviction, max_seq_len) = (Eviction::full().clone(), prompt.len());
+        let request =
+            PrefillRequest { method: shared(Pie), eviction, max_seq_len, capture: AttentionCapture::Nothing };
+        let mut job = PrefillJob::start(&engine, &prompt, request).unwrap();
+        loop {
+            let advance = job.advance().unwrap();
+            step(advance);
+            if advance == Advance::Done {
+                return job.finish().unwrap().logits;
+            }
+        }
+    });
+    assert!(found == expected);
+    assert_eq!(store.list(Scope::All).unwrap().chunks.len(), 3, "all is stored before the first token");
+}
+
+#[test]
+fn documents_that_are_stored_are_renewed_beside_the_computing_thread() {
+    let folder = tempdir().unwrap();
+    let engine = open(folder.path());
+    let document =
+        Document { title: String::new(), text: (0..100).map(|n| format!("Bolt {n} is tight. ")).collect() };
+    let stored = engine.ingest_for(std::slice::from_ref(&document), &shared(Pie), |_| ()).unwrap();
+    assert!(stored.computed > 2, "{stored:?}");
+    let again = beside_a_disk_that_stands_still(folder.path(), move |step| {
+        let mut ingest = engine.start_ingest(&[document], &shared(Pie)).unwrap();
+        loop {
+            let advance = ingest.advance().unwrap();
+            step(advance);
+            if advance == Advance::Done {
+                return ingest.finish();
+            }
+        }
+    });
+    assert_eq!((again.chunks, again.computed), (stored.chunks, 0));
+}
