@@ -349,21 +349,26 @@ impl Disk {
         Ok(known.or_else(|| self.row_of_file(key, milliseconds(SystemTime::now()))))
     }
 
-    /// A chunk that is on disk was to be stored again: it is used now, its time to live begins anew, and it is noted as not
-    /// yet in the object store, since it may have been stored before there was one.
-    pub(crate) fn renew(&self, key: &ChunkKey) {
-        self.touch(*key);
+    /// Chunks that are on disk were to be stored again: they are used now, their time to live begins anew, and they are noted as not
+    /// yet in the object store, since they may have been stored before there was one. One transaction for all of them.
+    pub(crate) fn renew(&self, keys: &[ChunkKey]) {
+        keys.iter().for_each(|key| self.touch(*key));
         if self.limits.time_to_live.is_none() && !self.shares {
             return;
         }
         let renew = |tables: &mut Tables<'_>| {
-            if let Some(row) = self.row_with_file(tables, key)? {
-                let expires = self.renewed(row.expires, now());
-                tables.set(key, &IndexRow { expires, ..row })?;
+            for key in keys {
+                if let Some(row) = self.row_with_file(tables, key)? {
+                    let expires = self.renewed(row.expires, now());
+                    tables.set(key, &IndexRow { expires, ..row })?;
+                }
+                if self.shares {
+                    tables.note(key, nanoseconds())?;
+                }
             }
-            if self.shares { tables.note(key, nanoseconds()) } else { Ok(()) }
+            Ok(())
         };
-        // Best effort: the chunk is there in any case.
+        // Best effort: the chunks are there in any case.
         let _ = self.index().and_then(|index| index.write(renew));
     }
 

@@ -175,7 +175,7 @@ impl Store {
         let expires = self.0.disk.as_ref().map_or(0, |disk| disk.expiry_now());
         let outcome = self.0.write(|disk| {
             if disk.contains(&key) {
-                disk.renew(&key);
+                disk.renew(&[key]);
                 return Ok(None);
             }
             disk.write_chunk(&chunk, Origin::Here).map(Some)
@@ -241,10 +241,11 @@ impl Store {
     #[cfg(not(feature = "remote"))]
     pub fn count_race(&self, _: bool) {}
 
-    /// A chunk that is there is wanted again, as if it had been put: it was used now, and its time begins anew.
-    pub fn renew(&self, id: &ChunkId) {
+    /// Chunks that are there are wanted again, as if they had been put: they were used now, and their time begins anew. Waits for the disk once
+    /// for all of them.
+    pub fn renew(&self, keys: &[ChunkKey]) {
         if let Some(disk) = &self.0.disk {
-            disk.renew(&id.key());
+            disk.renew(keys);
         }
         #[cfg(feature = "remote")]
         if let Some(remote) = &self.0.remote {

@@ -65,6 +65,8 @@ pub struct Ingest {
     methods: Vec<Arc<dyn FusionMethod>>,
     stage: Stage,
     missing: VecDeque<MissingChunk>,
+    /// Renewal of the chunks that are stored, which waits for the disk.
+    renewing: Option<Background<()>>,
     /// The chunk that was computed last, while it is stored.
     storing: Option<StoringChunk>,
     /// All that stands before the next missing chunk, prefilled: the document's chunks before it were computed just now.
@@ -141,6 +143,7 @@ impl Ingest {
             methods,
             stage,
             missing: VecDeque::new(),
+            renewing: None,
             storing: None,
             carried: None,
             progress: IngestProgress { total: 0, done: 0 },
@@ -192,7 +195,7 @@ impl Ingest {
                 Ok(Advance::Progress)
             }
             Stage::Look => {
-                self.look();
+                self.look()?;
                 Ok(Advance::Progress)
             }
             Stage::Next => {
@@ -201,7 +204,9 @@ impl Ingest {
                 if awaited {
                     return Ok(if self.poll_storing()? { Advance::Progress } else { Advance::Waiting });
                 }
-                let Some(chunk) = self.missing.pop_front() else { return Ok(Advance::Done) };
+                let Some(chunk) = self.missing.pop_front() else {
+                    return Ok(if self.is_renewed() { Advance::Done } else { Advance::Waiting });
+                };
                 let prefix = self.prefix_of(&chunk);
                 let MissingChunk { id, left, label, stored } = chunk;
                 let chunk = match prefix {
@@ -294,11 +299,20 @@ impl Ingest {
         self.report
     }
 
-    /// Finds the chunks that are to be computed.
-    fn look(&mut self) {
+    /// Whether the chunks that were stored are renewed; waits a moment for it.
+    fn is_renewed(&mut self) -> bool {
+        let renewed = self.renewing.as_mut().is_none_or(|renewing| renewing.poll().is_some());
+        if renewed {
+            self.renewing = None;
+        }
+        renewed
+    }
+
+    /// Finds the chunks that are to be computed, and begins to renew the others.
+    fn look(&mut self) -> Result<()> {
         let statistics = statistics_of(&self.methods);
         let (engine, store) = (&self.engine, self.engine.store());
-        let mut seen = HashSet::new();
+        let (mut seen, mut known) = (HashSet::new(), Vec::new());
         for (id, chunk) in &self.chunks {
             let has_statistics =
                 |id: &ChunkId| statistics.iter().all(|of| store.has_aux_tensors(id, &of.kind()));
@@ -306,10 +320,8 @@ impl Ingest {
             let stored = is_there(id);
             let shared = || engine.shared(id).is_some_and(|id| is_there(&id) && has_statistics(&id));
             let complete = stored && has_statistics(id) || shared();
-            if stored {
-                store.renew(id);
-            }
             self.report.keys.push(id.key());
+            known.extend(stored.then(|| id.key()));
             if !complete && seen.insert(id.key()) {
                 if store.is_late(id) {
                     store.count_race(false);
@@ -323,6 +335,11 @@ impl Ingest {
         self.report.computed = self.missing.len();
         self.report.repaired = (store.removed() - self.removed_before) as usize;
         self.report.computed_tokens = self.progress.total;
+        if !known.is_empty() {
+            let store = store.clone();
+            self.renewing = Some(Background::spawn("renew", move || store.renew(&known))?);
+        }
+        Ok(())
     }
 
     /// Does all of it, and tells `progress` what [`new_progress`](Ingest::new_progress) has.

@@ -187,7 +187,7 @@ fn a_time_to_live_never_shortens_what_was_asked_for_and_begins_anew_when_it_was_
     let first = expires(&b).unwrap();
     plain.expire(&b.key(), Some(SystemTime::now() + Duration::from_secs(60))).unwrap();
     assert!(expires(&b).unwrap() < first);
-    hourly.renew(b.id());
+    hourly.renew(&[b.key()]);
     assert!(expires(&b).unwrap() >= first);
     // A chunk whose time was over and that is stored again is not over at once.
     plain.expire(&b.key(), Some(SystemTime::UNIX_EPOCH)).unwrap();
@@ -608,6 +608,7 @@ fn storing_renewing_and_pinning_commit_once() {
     assert_eq!(commits(&|| _ = stored(store.put(two.clone()).unwrap())), 1, "a put");
     let known = || assert!(matches!(store.put(two.clone()).unwrap(), PutOutcome::Known));
     assert_eq!(commits(&known), 1, "a put of a known chunk");
+    assert_eq!(commits(&|| store.renew(&[one.key(), two.key()])), 1, "renewals of two chunks");
     let pin = || assert_eq!(store.pin(&[one.key(), two.key()], true).unwrap(), 2);
     assert_eq!(commits(&pin), 1, "pins of two chunks");
 }
