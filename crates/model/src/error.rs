@@ -192,6 +192,19 @@ pub enum ModelError {
         message: String,
     },
 
+    /// A chat template that takes too long to compile or render, or makes the template engine panic.
+    #[error("the model's chat template {message}")]
+    TemplateFailed {
+        /// The fault, as the end of the sentence.
+        message: String,
+    },
+
+    /// A thread for the chat template that could not be started.
+    #[error(
+        "the model's chat template has no thread to run on: {0}; the system allows too few of them, or has too little memory"
+    )]
+    TemplateThread(std::io::Error),
+
     /// Tools, or calls of them, that a chat template leaves out of the prompt.
     #[error(
         "the model's chat template does not write tools; say them in the system message, with Layout::with_tools_as_text"

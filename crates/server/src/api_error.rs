@@ -5,6 +5,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use refrain::corpus::Error as CorpusError;
 use refrain::engine::{DeviceFailure, Error as EngineError};
+use refrain::model::ModelError;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -20,6 +21,9 @@ pub const SERVER_FAILURES: [&str; 2] = [SHUTTING_DOWN, DEVICE_FAILED];
 
 /// Seconds after which a request can be sent again that the device has no memory for.
 const RETRY_DEVICE: u64 = 5;
+
+/// Seconds after which a request can be sent again that the system has no thread for.
+const RETRY_THREAD: u64 = 5;
 
 /// Result with [`ApiError`].
 pub(crate) type Result<T> = std::result::Result<T, ApiError>;
@@ -166,8 +170,23 @@ impl From<EngineError> for ApiError {
             EngineError::LogitBias { .. } => ApiError::field("logit_bias", message),
             EngineError::Grammar { .. } => ApiError::field("response_format", message),
             EngineError::Fusion(_) | EngineError::Eviction(_) => ApiError::field("refrain", message),
-            // The prompt decides whether the model accepts it: a chat template may refuse an order of roles.
-            EngineError::Model(_) => ApiError::field("messages", message),
+            // A chat template may refuse an order of roles.
+            EngineError::Model(
+                ModelError::ChatTemplate { .. }
+                | ModelError::Encode { .. }
+                | ModelError::ToolsIgnored
+                | ModelError::UnknownTool { .. },
+            ) => ApiError::field("messages", message),
+            // Other requests that end leave threads.
+            EngineError::Model(ModelError::TemplateThread(_)) | EngineError::Thread(_) => {
+                tracing::error!(error = message, "a request has no thread");
+                let message = "the server has no thread for the request: send it again in some seconds";
+                ApiError {
+                    code: Some("no_thread"),
+                    retry_after: Some(RETRY_THREAD),
+                    ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
+                }
+            }
             // Other requests, or other programs, may leave room in a while.
             EngineError::DeviceMemory { .. }
             | EngineError::DeviceFailure(DeviceFailure::OutOfMemory { .. }) => {
@@ -232,6 +251,27 @@ impl From<CorpusError> for ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn requests_are_blamed_for_their_own_faults_alone() {
+        let failure = |message: &str| ModelError::TemplateFailed { message: message.to_owned() };
+        let refusal = |message: &str| ModelError::ChatTemplate { message: message.to_owned() };
+        let row = ModelError::Row { tensor: "embeddings".to_owned(), row: 9, len: 4, rows: 8, cols: 4 };
+        let thread = || std::io::Error::from(std::io::ErrorKind::WouldBlock);
+        for (error, status, param, retry_after) in [
+            (EngineError::from(refusal("has no place for this role")), 400, Some("messages"), None),
+            (ModelError::Encode { bytes: 1, message: String::new() }.into(), 400, Some("messages"), None),
+            (ModelError::ToolsIgnored.into(), 400, Some("messages"), None),
+            (failure("takes more than 30 seconds").into(), 500, None, None),
+            (row.into(), 500, None, None),
+            (ModelError::TemplateThread(thread()).into(), 503, None, Some(RETRY_THREAD)),
+            (EngineError::Thread(thread()), 503, None, Some(RETRY_THREAD)),
+        ] {
+            let error = ApiError::from(error);
+            let told = (error.status.as_u16(), error.param.as_deref(), error.retry_after);
+            assert_eq!(told, (status, param, retry_after), "{error:?}");
+        }
+    }
 
     #[test]
     fn an_object_store_that_cannot_be_asked_has_the_request_sent_again() {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, State, Value};
 
-use crate::error::{Result, template_error};
+use crate::error::{ModelError, Result, template_error};
 
 /// Bytes of a template. Real ones have up to some 20 KiB.
 pub(super) const MAX_SOURCE: usize = 64 << 10;
@@ -55,7 +55,8 @@ pub(super) fn within<T: Send + 'static>(
     let late = || {
         let seconds = DEADLINE.as_secs();
         let why = "it is damaged, or made to do harm; take the model from another source";
-        template_error(format!("takes more than {seconds} seconds and may never end: {why}"))
+        let message = format!("takes more than {seconds} seconds and may never end: {why}");
+        ModelError::TemplateFailed { message }
     };
     if is_late.load(Ordering::Relaxed) {
         return Err(late());
@@ -67,7 +68,7 @@ pub(super) fn within<T: Send + 'static>(
             // The receiver is gone once the deadline has passed.
             let _ = sender.send(work());
         })
-        .map_err(|error| template_error(format!("has no thread to run on: {error}")))?;
+        .map_err(ModelError::TemplateThread)?;
     match receiver.recv_timeout(deadline) {
         Ok(done) => done,
         Err(RecvTimeoutError::Timeout) => {
@@ -75,7 +76,8 @@ pub(super) fn within<T: Send + 'static>(
             Err(late())
         }
         Err(RecvTimeoutError::Disconnected) => {
-            Err(template_error("makes the template engine panic".to_owned()))
+            let message = "makes the template engine panic; take the model from another source".to_owned();
+            Err(ModelError::TemplateFailed { message })
         }
     }
 }
