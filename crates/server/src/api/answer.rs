@@ -86,7 +86,7 @@ pub(super) async fn ask(
     let method = app.method("refrain.method", options.method.as_ref())?;
     let policy = app.policy("refrain.evict", options.evict.as_ref())?;
     app.state.scheduler.check_queue()?;
-    let explain = options.explain;
+    let (explain, ignore_eos) = (options.explain, request.ignore_eos.unwrap_or(false));
     let (answers_each, arrived) = (request.answers(), held.since());
     let namespace = tenant.namespace().to_owned();
     let work = {
@@ -95,6 +95,11 @@ pub(super) async fn ask(
     };
     let (prepared, held) = app.preprocess(&namespace, app.deadline(arrived), work).await?;
     let Prepared { tenant, drawn: Drawn { prompts, sources, tools }, samplings, form, echoed } = prepared;
+    if let Some((_, field)) = form.as_ref().filter(|_| ignore_eos) {
+        let message =
+            format!("ignore_eos cannot be given together with {field}: it says where the answer ends");
+        return Err(ApiError::field("ignore_eos", message));
+    }
     let (grammar, held) = compile(app, &tenant, form, held).await?;
     let sampling = samplings.first().ok_or_else(lost)?;
     let context = AnswerContext {
@@ -122,6 +127,7 @@ pub(super) async fn ask(
             let sampling = Sampling { seed, ..sampling.clone() };
             let request = GenerateRequest {
                 eviction: policy.built.clone(),
+                ignore_eos,
                 grammar: grammar.clone(),
                 explain: explain.is_wanted(),
                 ..GenerateRequest::new(method.built.clone(), sampling)

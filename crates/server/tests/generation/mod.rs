@@ -131,6 +131,22 @@ async fn biases_penalties_and_echo_have_their_effect() {
     assert_eq!((status, &error["param"]), (400, &json!("logit_bias")));
 }
 
+#[tokio::test]
+async fn an_answer_goes_on_behind_the_end_of_text_where_that_is_asked_for() {
+    let (router, path) = (server(), "/v1/completions");
+    let ends = json!({ "prompt": "The bolt", "max_tokens": 6, "logit_bias": { "3": 100 } });
+    let mut goes_on = ends.clone();
+    goes_on["ignore_eos"] = json!(true);
+    for (body, reason, tokens) in [(ends, "stop", 1), (goes_on.clone(), "length", 6)] {
+        let answer = post(&router, path, body).await;
+        let told = (&answer["choices"][0]["finish_reason"], &answer["usage"]["completion_tokens"]);
+        assert_eq!(told, (&json!(reason), &json!(tokens)));
+    }
+    goes_on["response_format"] = json!({ "type": "json_object" });
+    let (status, error) = refused(ask(&router, "POST", path, None, goes_on).await).await;
+    assert_eq!((status, &error["param"]), (400, &json!("ignore_eos")));
+}
+
 /// Each of several prompts has the answers that it has alone, whole and streamed, and all prompts count.
 #[tokio::test]
 async fn several_prompts_have_the_answers_of_each() {

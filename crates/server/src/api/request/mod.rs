@@ -62,6 +62,10 @@ pub(crate) struct CompletionRequest {
     pub(super) max_completion_tokens: Option<i64>,
     /// Tokens before which nothing ends the answer.
     min_tokens: Option<usize>,
+    /// Whether the answer goes on behind the model's end of text, to `max_tokens` or a stop text. Not together with a form, or calls, that the
+    /// answer is held to.
+    #[schema(default = false)]
+    pub(super) ignore_eos: Option<bool>,
     /// 0 takes the most likely token.
     #[schema(minimum = 0, maximum = 100, default = 0)]
     pub(super) temperature: Option<f32>,
@@ -115,15 +119,23 @@ pub(crate) struct CompletionRequest {
     /// Number of alternatives to each token of a chat.
     #[schema(maximum = 20)]
     top_logprobs: Option<usize>,
-    // Fields of OpenAI's and of vLLM's older interface that are refused, unless their value asks for nothing.
+    // Fields of OpenAI, vLLM and llama.cpp that are refused, unless their value asks for nothing.
+    #[schema(ignore)]
+    allowed_token_ids: Option<Value>,
     #[schema(ignore)]
     audio: Option<Value>,
     #[schema(ignore)]
+    bad_words: Option<Value>,
+    #[schema(ignore)]
     best_of: Option<Value>,
+    #[schema(ignore)]
+    continue_final_message: Option<Value>,
     #[schema(ignore)]
     function_call: Option<Value>,
     #[schema(ignore)]
     functions: Option<Value>,
+    #[schema(ignore)]
+    grammar: Option<Value>,
     #[schema(ignore)]
     guided_choice: Option<Value>,
     #[schema(ignore)]
@@ -133,9 +145,13 @@ pub(crate) struct CompletionRequest {
     #[schema(ignore)]
     guided_regex: Option<Value>,
     #[schema(ignore)]
+    json_schema: Option<Value>,
+    #[schema(ignore)]
     modalities: Option<Value>,
     #[schema(ignore)]
     prediction: Option<Value>,
+    #[schema(ignore)]
+    stop_token_ids: Option<Value>,
     #[schema(ignore)]
     suffix: Option<Value>,
     #[schema(ignore)]
@@ -171,7 +187,12 @@ impl CompletionRequest {
         for (name, value, harmless) in self.unsupported() {
             let given = value.as_ref().filter(|value| !value.is_null()).map(Value::to_string);
             if given.is_some_and(|given| !harmless.contains(&given.as_str())) {
-                let instead = if name.starts_with("guided_") { ": structured_outputs is" } else { "" };
+                let instead = match name {
+                    "json_schema" => ": response_format is",
+                    "grammar" => ": structured_outputs is",
+                    name if name.starts_with("guided_") => ": structured_outputs is",
+                    _ => "",
+                };
                 let error = ApiError::field(name, format!("{name} is not supported{instead}"));
                 return Err(error.with_code("unsupported_parameter"));
             }
@@ -191,18 +212,24 @@ impl CompletionRequest {
     }
 
     /// Fields that are not supported, with their values here and the values that ask for nothing.
-    fn unsupported(&self) -> [(&'static str, &Option<Value>, &'static [&'static str]); 12] {
+    fn unsupported(&self) -> [(&'static str, &Option<Value>, &'static [&'static str]); 18] {
         [
+            ("allowed_token_ids", &self.allowed_token_ids, &[]),
             ("audio", &self.audio, &[]),
+            ("bad_words", &self.bad_words, &["[]"]),
             ("best_of", &self.best_of, &["1"]),
+            ("continue_final_message", &self.continue_final_message, &["false"]),
             ("function_call", &self.function_call, &["\"none\""]),
             ("functions", &self.functions, &["[]"]),
+            ("grammar", &self.grammar, &["\"\""]),
             ("guided_choice", &self.guided_choice, &[]),
             ("guided_grammar", &self.guided_grammar, &[]),
             ("guided_json", &self.guided_json, &[]),
             ("guided_regex", &self.guided_regex, &[]),
+            ("json_schema", &self.json_schema, &[]),
             ("modalities", &self.modalities, &["[\"text\"]"]),
             ("prediction", &self.prediction, &[]),
+            ("stop_token_ids", &self.stop_token_ids, &["[]"]),
             ("suffix", &self.suffix, &["\"\""]),
             ("web_search_options", &self.web_search_options, &[]),
         ]
@@ -357,11 +384,17 @@ mod tests {
             (r#"{"guided_regex": "a+"}"#, "guided_regex"),
             (r#"{"guided_choice": ["a"]}"#, "guided_choice"),
             (r#"{"guided_grammar": "start: \"a\""}"#, "guided_grammar"),
+            (r#"{"grammar": "root ::= \"a\""}"#, "grammar"),
+            (r#"{"json_schema": {}}"#, "json_schema"),
+            (r#"{"allowed_token_ids": [1]}"#, "allowed_token_ids"),
+            (r#"{"stop_token_ids": [1]}"#, "stop_token_ids"),
+            (r#"{"bad_words": ["a"]}"#, "bad_words"),
+            (r#"{"continue_final_message": true}"#, "continue_final_message"),
         ] {
             assert_eq!(request(json).check("m").unwrap_err().param.as_deref(), Some(named));
         }
-        let harmless =
-            r#"{"tools": [], "n": 1, "response_format": {"type": "text"}, "logit_bias": null, "user": "x"}"#;
+        let harmless = r#"{"tools": [], "n": 1, "response_format": {"type": "text"}, "logit_bias": null, "user": "x", "grammar": "",
+            "stop_token_ids": [], "bad_words": [], "continue_final_message": false}"#;
         request(harmless).check("m").unwrap();
         assert_eq!(request(r#"{"model": "other"}"#).check("m").unwrap_err().status, 404);
     }
