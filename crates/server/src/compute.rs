@@ -120,12 +120,12 @@ impl Compute {
 
     /// Begins a job.
     fn start(&mut self, queued: QueuedJob) {
-        let QueuedJob { engine, job, events, arrived, deadline, bytes, span, queue_span } = queued;
+        let QueuedJob { engine, job, events, arrived, queued, deadline, bytes, span, queue_span } = queued;
         drop(queue_span);
         let key = engine.settings().namespace.clone();
         let grammar_field = if let Job::Generate(job) = &job { job.grammar_field } else { "" };
         let (client, started) = (Client { key, events, deadline, grammar_field, span }, Instant::now());
-        self.shared.metrics.requests.queue_seconds.observe((started - arrived).as_secs_f64());
+        self.shared.metrics.requests.queue_seconds.observe((started - queued).as_secs_f64());
         match job {
             Job::Ingest(ingest) => {
                 let ingest_span = info_span!(parent: &client.span, "ingest");

@@ -40,7 +40,10 @@ pub(crate) struct QueuedJob {
     pub(crate) engine: Engine,
     pub(crate) job: Job,
     pub(crate) events: UnboundedSender<Event>,
+    /// The time of the request.
     pub(crate) arrived: Instant,
+    /// The time since which it waits in the queue.
+    pub(crate) queued: Instant,
     pub(crate) deadline: Instant,
     pub(crate) bytes: JobBytes,
     /// The span of the request.
@@ -126,11 +129,12 @@ impl Shared {
             };
             return Err(self.full(&queue, message));
         }
-        let deadline = arrived + timeout;
+        let (deadline, queued) = (arrived + timeout, Instant::now());
         for (job, events, bytes) in jobs {
             let (engine, span) = (engine.clone(), Span::current());
             let queue_span = info_span!(parent: &span, "queue", ahead = queue.jobs.len());
-            let queued = QueuedJob { engine, job, events, arrived, deadline, bytes, span, queue_span };
+            let queued =
+                QueuedJob { engine, job, events, arrived, queued, deadline, bytes, span, queue_span };
             queue.jobs.push_back(queued);
         }
         self.metrics.requests.waiting.set(queue.jobs.len() as i64);

@@ -1,3 +1,5 @@
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
 use refrain::engine::{Document, Engine, Parts, Sampling};
 use refrain::fusion::METHODS;
 use tempfile::tempdir;
@@ -72,6 +74,23 @@ fn a_prompt_that_nobody_waits_for_goes_wherever_it_stands() {
     let told = clients[1].try_recv().unwrap();
     assert!(matches!(&told, Event::Failed(error) if error.code == Some("timeout")), "{told:?}");
     assert!(clients[0].try_recv().is_err(), "the first goes on");
+}
+
+/// Reading and tokenising a request is no part of its time in the queue.
+#[test]
+fn the_time_in_the_queue_begins_with_the_queue() {
+    let (engine, (shared, mut compute)) = (tiny_engine(), compute());
+    let (sender, _events) = unbounded_channel();
+    let job = Job::Generate(Box::new(question(&engine)));
+    let hour = Duration::from_secs(3600);
+    let arrived = Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
+    shared.push(&engine, vec![(job, sender, JobBytes::default())], (arrived, hour)).unwrap();
+    compute.admit();
+    let (mut registry, mut text) = (Registry::default(), String::new());
+    registry.register("queue", "", shared.metrics.requests.queue_seconds.clone());
+    encode(&mut text, &registry).unwrap();
+    let sum = text.lines().find_map(|line| line.strip_prefix("queue_sum ")).unwrap();
+    assert!(text.contains("queue_count 1") && sum.parse::<f64>().unwrap() < 60.0, "{text}");
 }
 
 /// Answers do not make room for a computation that stands still.
