@@ -19,6 +19,9 @@ use crate::options::Limits;
 /// Ingests that are under way at a time; further ones wait in the queue without standing in the way of questions.
 pub(crate) const MAX_INGESTS: usize = 4;
 
+/// The time for which questions that have room pass one that has none. From then on its room is kept free.
+const PASSED: Duration = Duration::from_secs(5);
+
 /// Bytes that a job takes of the memory for requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct JobBytes {
@@ -179,8 +182,8 @@ impl Shared {
     }
 
     /// The next job of the queue that may start beside those under way: of prefills and sequences `held` has the key and the bytes, of ingests
-    /// `ingesting` the key. Of the keys that ask a question, the one that has `used` the least time goes first; its question waits until there is
-    /// room for it, and those of others wait behind it. An ingest, which holds no cache, stands in no question's way, and goes in the same order
+    /// `ingesting` the key. Of the keys that ask a question, the one that has `used` the least time goes first. Where there is no room for its question,
+    /// those that have room pass it until it has waited for [`PASSED`], and wait behind it then. An ingest, which holds no cache, stands in no question's way, and goes in the same order
     /// among ingests. Jobs that are late, or whose client has disconnected, are dropped.
     pub(crate) fn take(
         &self,
@@ -201,14 +204,19 @@ impl Shared {
         let of_own = |job: &QueuedJob| held.iter().filter(|(key, _)| *key == job.key()).count();
         // A key whose share is full lets others go first.
         let may_start = |job: &QueuedJob| of_own(job) < self.of_key(job.key(), self.limits.max_num_seqs);
-        let questions = queue.jobs.iter().enumerate().filter(|(_, job)| !is_ingest(job) && may_start(job));
-        let question = questions.min_by_key(|(_, job)| (used(job.key()), of_own(job)));
+        let questions = || queue.jobs.iter().enumerate().filter(|(_, job)| !is_ingest(job) && may_start(job));
+        let by_share = |(_, job): &(usize, &QueuedJob)| (used(job.key()), of_own(job));
         let bytes: usize = held.iter().map(|(_, bytes)| bytes).sum();
         let fits = |job: &QueuedJob| {
             held.len() < self.limits.max_num_seqs
                 && bytes + job.bytes.most() <= self.limits.kv_cache_memory_bytes
         };
-        let question = question.filter(|(_, job)| fits(job)).map(|(index, _)| index);
+        let first = questions().min_by_key(by_share);
+        let question = match first.filter(|(_, job)| fits(job) || job.queued.elapsed() >= PASSED) {
+            Some(first) => Some(first).filter(|(_, job)| fits(job)),
+            None => questions().filter(|(_, job)| fits(job)).min_by_key(by_share),
+        };
+        let question = question.map(|(index, _)| index);
         let running = |job: &QueuedJob| ingesting.iter().filter(|key| **key == job.key()).count();
         let may_ingest = |job: &QueuedJob| {
             ingesting.len() < MAX_INGESTS && running(job) < self.of_key(job.key(), MAX_INGESTS)
@@ -290,7 +298,7 @@ mod tests {
     use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
     use super::*;
-    use crate::testing::tiny_engine;
+    use crate::testing::{question, tiny_engine};
 
     /// A queue of a server with API keys, and what keeps its jobs from being dropped.
     struct Waiting {
@@ -350,6 +358,27 @@ mod tests {
         assert_eq!(started, ["light", "light", "light", "heavy"]);
         let started = Waiting::ingests(&keys).started(|_| 5);
         assert_eq!(started, ["heavy", "light", "heavy", "light"]);
+    }
+
+    /// A question of `large` has no room beside what is under way, and one of `small` has.
+    #[test]
+    fn a_question_without_room_is_passed_for_a_while_and_then_waited_for() {
+        let mut waiting = Waiting::ingests(&[]);
+        waiting.shared.limits.kv_cache_memory_bytes = 100;
+        for (key, kv) in [("large", 80), ("small", 40), ("small", 40)] {
+            let engine = waiting.engine.in_namespace(key, None);
+            let (sender, events) = unbounded_channel();
+            waiting.events.push(events);
+            let jobs = vec![(Job::Generate(Box::new(question(&engine))), sender, JobBytes { kv, prompt: 0 })];
+            waiting.shared.push(&engine, jobs, (Instant::now(), Duration::from_secs(3600))).unwrap();
+        }
+        let used = |key: &str| Duration::from_secs(u64::from(key == "small"));
+        let take =
+            |held: &[(&str, usize)]| waiting.shared.take(held, &[], used).map(|job| job.key().to_owned());
+        assert_eq!(take(&[("other", 50)]).as_deref(), Some("small"));
+        waiting.shared.queue().jobs[0].queued = Instant::now().checked_sub(PASSED).unwrap();
+        assert_eq!(take(&[("other", 50)]), None);
+        assert_eq!(take(&[]).as_deref(), Some("large"));
     }
 
     #[test]

@@ -1,10 +1,14 @@
-//! Engines for unit tests.
+//! Engines and questions for unit tests.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use refrain::engine::{Engine, Settings};
+use refrain::engine::{Engine, Parts, Sampling, Settings};
+use refrain::eviction::POLICIES;
+use refrain::fusion::METHODS;
 use refrain::store::Store;
+
+use crate::job::GenerateJob;
 
 /// An engine of a tiny model, with a store in memory.
 pub(crate) fn tiny_engine() -> Engine {
@@ -25,4 +29,16 @@ pub(crate) fn blocked_store(folder: &Path) -> (Store, File) {
     let lock = File::create(folder.join("index.lock")).unwrap();
     lock.lock().unwrap();
     (store, lock)
+}
+
+/// A question that is computed whole, without the store.
+pub(crate) fn question(engine: &Engine) -> GenerateJob {
+    let parts =
+        Parts { question: "How tight is a bolt, and how tight is the screw beside it?", ..Parts::default() };
+    let sampling = Sampling { max_tokens: 200, min_tokens: 200, ..Sampling::default() };
+    GenerateJob {
+        prompt: engine.compose(&parts).unwrap(),
+        request: GenerateRequest::new(METHODS.select("vanilla").unwrap().built, sampling),
+        grammar_field: "",
+    }
 }

@@ -1,6 +1,6 @@
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
-use refrain::engine::{Document, Engine, Parts, Sampling};
+use refrain::engine::{Document, Engine};
 use refrain::fusion::METHODS;
 use tempfile::tempdir;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -9,24 +9,13 @@ use super::*;
 use crate::metrics::Metrics;
 use crate::options::Limits;
 use crate::queue::JobBytes;
-use crate::testing::{blocked_store, engine_of, tiny_engine};
+use crate::testing::{blocked_store, engine_of, question, tiny_engine};
 
 /// A compute thread whose turns the test takes, and its queue.
 fn compute() -> (Arc<Shared>, Compute) {
     let metrics = Metrics::new(tiny_engine().numerics(), "none");
     let shared = Arc::new(Shared::new(Limits::default(), metrics, String::new()));
     (shared.clone(), Compute::new(shared))
-}
-
-/// A question that is computed whole, without the store.
-fn question(engine: &Engine) -> GenerateJob {
-    let parts = Parts { question: "How tight is a bolt?", ..Parts::default() };
-    let sampling = Sampling { max_tokens: 200, min_tokens: 200, ..Sampling::default() };
-    GenerateJob {
-        prompt: engine.compose(&parts).unwrap(),
-        request: GenerateRequest::new(METHODS.select("vanilla").unwrap().built, sampling),
-        grammar_field: "",
-    }
 }
 
 /// Puts a job into the queue.
@@ -123,7 +112,7 @@ fn decoding_rests_beside_an_ingest_that_computes_and_not_beside_one_that_waits()
 /// A prompt's first token does not wait for the next decode step, and its keys and values serve the next prompt.
 #[test]
 fn a_first_token_is_sent_in_the_turn_that_chooses_it() {
-    let (engine, (shared, mut compute)) = (tiny_engine(), compute());
+    let (engine, (shared, mut compute)) = (tiny_engine().with_prefix_cache(1 << 24), compute());
     let job = question(&engine);
     let mut events: Vec<_> =
         (0..3).map(|_| push(&shared, &engine, Job::Generate(Box::new(job.clone())))).collect();
