@@ -37,7 +37,10 @@ impl PromptPrefix {
         let ropes = format!("{:?}", engine.decoder().ropes(max_rope_position));
         let (namespace, shared) = (&engine.settings().namespace, engine.settings().shared.as_deref());
         let around: [&[u8]; 2] = [namespace.as_bytes(), ropes.as_bytes()];
-        let namespaces = [Some(namespace_hash(namespace)), shared.map(namespace_hash)];
+        let namespaces = match prompt.chunks.is_empty() {
+            true => [None, None],
+            false => [Some(namespace_hash(namespace)), shared.map(namespace_hash)],
+        };
         let unfused =
             PrefixRoot { hash: hash(&around, &[]), fused: None, namespaces, forgotten: cache.clock() };
         if !method.reuses() || prompt.chunks.is_empty() {

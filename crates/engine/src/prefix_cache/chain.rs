@@ -14,7 +14,7 @@ pub(crate) struct PrefixRoot {
     /// The hash of all up to the end of the chunks that a method has reused, and the tokens of the prompt that it worked on; none without such chunks. Keys and values of
     /// the chunks depend on the question too, so the root stands for the whole prompt.
     pub(crate) fused: Option<(BlockHash, usize)>,
-    /// The namespace whose chunks a prompt draws on, and the one that is shared with it.
+    /// The namespace whose chunks a prompt draws on, and the one that is shared with it; none of a prompt without chunks.
     pub(crate) namespaces: [Option<BlockHash>; 2],
     /// The cache's clock when the prompt began. A prompt that began before its namespace was forgotten is not kept.
     pub(crate) forgotten: u64,

@@ -110,18 +110,24 @@ impl PrefixCache {
         self.state().clock
     }
 
-    /// Forgets all prompts over documents of a namespace, or of one that shares it. Nothing that began before is kept later.
+    /// Forgets all prompts over documents of a namespace, or of one that shares it, and what goes on from them. Nothing that began before is
+    /// kept later.
     pub(crate) fn forget(&self, namespace: &str) {
         let namespace = namespace_hash(namespace);
         let mut state = self.state();
         let now = state.tick();
         state.forgotten.insert(namespace, now);
-        let of = |run: &Run| run.namespaces.contains(&Some(namespace));
-        let ids: Vec<RunId> = state.runs.iter().filter(|(_, run)| of(run)).map(|(id, _)| *id).collect();
+        let mut ids: Vec<RunId> = state.runs.keys().copied().collect();
+        // A run is younger than the one before it.
+        ids.sort_unstable();
         for id in ids {
-            let used = state.runs[&id].used;
-            state.by_use.remove(&used);
-            state.remove(id);
+            let Run { namespaces, parent, used, .. } = &state.runs[&id];
+            let is_orphan = parent.is_some_and(|parent| !state.runs.contains_key(&parent));
+            if is_orphan || namespaces.contains(&Some(namespace)) {
+                let used = *used;
+                state.by_use.remove(&used);
+                state.remove(id);
+            }
         }
     }
 
@@ -392,6 +398,21 @@ mod tests {
         // What is kept leaves by its age as before.
         let state = prefixes.state();
         assert_eq!(state.by_use.len(), state.runs.len());
+    }
+
+    #[test]
+    fn prompts_without_documents_are_not_forgotten_unless_they_go_on_from_one() {
+        let prefixes = PrefixCache::new(1 << 20);
+        let plain = PrefixRoot { namespaces: [None, None], ..root(0) };
+        let (alone, over, full) = (tokens(48, 1), tokens(48, 2), cache(48, 1.0));
+        prefixes.insert(&DEVICE, &plain, &alone, &full);
+        let bytes = prefixes.bytes();
+        prefixes.insert(&DEVICE, &root(0), &over[..32], &full);
+        prefixes.insert(&DEVICE, &plain, &over, &full);
+        prefixes.forget("a");
+        assert_eq!(prefixes.bytes(), bytes);
+        assert_eq!(prefixes.find(&plain, &alone, 48).map(|found| found.len()), Some(48));
+        assert!(prefixes.find(&plain, &over, 48).is_none());
     }
 
     #[test]

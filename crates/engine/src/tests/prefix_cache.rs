@@ -185,6 +185,16 @@ fn what_depends_on_another_is_not_taken_over() {
     assert!(explained.stats.prefix_tokens == 0 && explained.explanation.is_some());
 }
 
+#[test]
+fn a_chat_without_documents_outlives_a_removed_document() {
+    let engine = engine(&tiny("llama"), exact(Dtype::F16)).with_prefix_cache(BOUND);
+    let (chat, over) = (random_prompt(&engine, 40, &[], 40, 5), random_prompt(&engine, 40, &[70], 40, 6));
+    let taken = |prompt: &Prompt| answer(&engine, prompt, &request("vanilla")).stats.prefix_tokens;
+    assert_eq!([&chat, &over].map(taken), [0, 0]);
+    engine.forget_prefixes();
+    assert_eq!([&chat, &over].map(taken), [64, 0]);
+}
+
 /// A scaling of positions that depends on the length of a request is a part of what keys depend on.
 #[test]
 fn keys_that_were_rotated_otherwise_are_not_taken_over() {
