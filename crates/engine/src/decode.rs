@@ -67,14 +67,26 @@ pub fn decode_step(sequences: &mut [&mut Sequence], workspace: &mut DecodeWorksp
     let logits = extend_runs(&mut caches, &runs, &mut workspace.active)?;
     let rows = runs.tokens.len();
     let vocab = logits.len() / rows.max(1);
-    for (index, sequence) in sequences.iter_mut().enumerate() {
-        let run = runs.of(index);
-        let own = logits[run.start * vocab..run.end * vocab].chunks_exact_mut(vocab);
-        sequence.verify(&runs.tokens[run.start + 1..run.end], own);
-    }
+    choose(sequences, &runs, logits, vocab);
     workspace.cost.learn(rows, started.elapsed().as_secs_f64());
     workspace.runs = runs;
     Ok(())
+}
+
+/// Chooses the next tokens of each sequence by the logits of its run, `tokens × vocab`, on a thread each: every sequence has a random generator of
+/// its own.
+fn choose(sequences: &mut [&mut Sequence], runs: &Runs, mut logits: &mut [f32], vocab: usize) {
+    let Some(decoder) = sequences.first().map(|sequence| sequence.cache.decoder.clone()) else { return };
+    let mut choices: Vec<(&mut Sequence, &[u32], &mut [f32])> = Vec::with_capacity(sequences.len());
+    for (index, sequence) in sequences.iter_mut().enumerate() {
+        let run = runs.of(index);
+        let (own, others) = std::mem::take(&mut logits).split_at_mut(run.len() * vocab);
+        logits = others;
+        choices.push((sequence, &runs.tokens[run.start + 1..run.end], own));
+    }
+    parallel_each(&**decoder.device(), &mut choices, &|_, (sequence, proposal, own)| {
+        sequence.verify(proposal, own.chunks_exact_mut(vocab));
+    });
 }
 
 /// The tokens that are computed for each sequence: its next one, and those that it proposes to follow, as long as a further one is worth its
