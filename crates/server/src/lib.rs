@@ -12,6 +12,7 @@ mod app;
 mod averages;
 mod blocking;
 mod body;
+mod client_stream;
 mod clock;
 mod compute;
 mod device_metrics;

@@ -1,11 +1,12 @@
 //! Connections: accepted, encrypted where TLS is configured, bounded in number and time, and closed gracefully.
 
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::pin::Pin;
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Duration;
 
 use axum::Router;
@@ -16,14 +17,15 @@ use hyper_util::service::TowerToHyperService;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 
 use crate::api::router;
 use crate::app::App;
+use crate::client_stream::{ClientStream, ReadAhead};
 use crate::error::Error;
 
 /// Most open connections; further ones wait to be accepted.
@@ -104,7 +106,7 @@ impl Listener {
         drain: impl Future<Output = ()>,
     ) {
         let (graceful, permits) = (GracefulShutdown::new(), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
-        let mut stop = std::pin::pin!(stop);
+        let mut stop = pin!(stop);
         loop {
             let accept = async {
                 let permit = permits.clone().acquire_owned().await;
@@ -157,58 +159,6 @@ impl Listener {
     }
 }
 
-/// A stream whose writes time out: a client that reads nothing would hold its connection for ever.
-struct WriteTimeout<S> {
-    stream: S,
-    limit: Duration,
-    /// Runs while a write is pending.
-    timer: Option<Pin<Box<Sleep>>>,
-}
-
-impl<S> WriteTimeout<S> {
-    /// Passes on the outcome of a write, and fails one that has been pending for too long.
-    fn timed<T>(&mut self, context: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if written.is_ready() {
-            self.timer = None;
-            return written;
-        }
-        let limit = self.limit;
-        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(limit)));
-        timer.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        into: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, into)
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.timed(context, written)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let written = Pin::new(&mut self.stream).poll_flush(context);
-        self.timed(context, written)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let written = Pin::new(&mut self.stream).poll_shutdown(context);
-        self.timed(context, written)
-    }
-}
-
 /// Serves one connection until it ends.
 async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -217,13 +167,27 @@ async fn serve_connection(
     watcher: hyper_util::server::graceful::Watcher,
     permit: OwnedSemaphorePermit,
 ) {
-    let stream = WriteTimeout { stream, limit, timer: None };
+    let stream = ClientStream::new(stream, limit);
+    let client = stream.clone();
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limit)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    // A client may close its connection at any time, which is no error of the server.
-    let _ = watcher.watch(connection).await;
+    let mut connection = pin!(watcher.watch(connection));
+    poll_fn(|context| {
+        loop {
+            // A client may close its connection at any time, which is no error of the server.
+            if connection.as_mut().poll(context).is_ready() {
+                return Poll::Ready(());
+            }
+            match client.poll_read_ahead(context) {
+                Poll::Ready(ReadAhead::Bytes) => {}
+                Poll::Ready(ReadAhead::End) => return Poll::Ready(()),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    })
+    .await;
     drop(permit);
 }
 
@@ -231,7 +195,7 @@ async fn serve_connection(
 mod tests {
     use axum::routing::get;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    use tokio::sync::mpsc::unbounded_channel;
+    use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
     use tokio::sync::oneshot;
 
     use super::*;
@@ -258,5 +222,35 @@ mod tests {
         client.read_to_string(&mut answer).await.unwrap();
         assert!(answer.ends_with("done"), "{answer}");
         served.await.unwrap();
+    }
+
+    /// A client that leaves is noticed, whatever it has sent behind its request.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_request_ends_when_its_client_leaves() {
+        struct Ends(UnboundedSender<()>);
+        impl Drop for Ends {
+            fn drop(&mut self) {
+                let _ = self.0.send(());
+            }
+        }
+        let listener = Listener::bind(SocketAddr::from(([127, 0, 0, 1], 0)), None).await.unwrap();
+        let address = listener.address().unwrap();
+        let ((began, mut begun), (ends, mut ended)) = (unbounded_channel(), unbounded_channel());
+        let answer = move || async move {
+            let _ends = Ends(ends);
+            began.send(()).unwrap();
+            std::future::pending::<()>().await;
+        };
+        let (routes, minute) = (Router::new().route("/", get(answer)), Duration::from_secs(60));
+        let _served =
+            tokio::spawn(listener.serve_routes(routes, (minute, minute), std::future::pending(), async {}));
+        let request = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+        for behind in ["", "\r\n", request] {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            client.write_all(format!("{request}{behind}").as_bytes()).await.unwrap();
+            begun.recv().await.unwrap();
+            drop(client);
+            timeout(minute / 2, ended.recv()).await.unwrap_or_else(|_| panic!("{behind:?}"));
+        }
     }
 }
