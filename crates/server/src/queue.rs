@@ -182,9 +182,9 @@ impl Shared {
     }
 
     /// The next job of the queue that may start beside those under way: of prefills and sequences `held` has the key and the bytes, of ingests
-    /// `ingesting` the key. Of the keys that ask a question, the one that has `used` the least time goes first. Where there is no room for its question,
-    /// those that have room pass it until it has waited for [`PASSED`], and wait behind it then. An ingest, which holds no cache, stands in no question's way, and goes in the same order
-    /// among ingests. Jobs that are late, or whose client has disconnected, are dropped.
+    /// `ingesting` the key. Of the keys that ask a question, the one that has `used` the least time goes first. Where there is no room for its
+    /// question, those that have room pass it until it has waited for [`PASSED`], and wait behind it then. An ingest, which holds no cache, stands
+    /// in no question's way, and goes in the same order among ingests. Jobs that are late, or whose client has disconnected, are dropped.
     pub(crate) fn take(
         &self,
         held: &[(&str, usize)],

@@ -3,8 +3,7 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use refrain::engine::{Engine, Parts, Sampling, Settings};
-use refrain::eviction::POLICIES;
+use refrain::engine::{Engine, GenerateRequest, Parts, Sampling, Settings};
 use refrain::fusion::METHODS;
 use refrain::store::Store;
 

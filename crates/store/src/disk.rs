@@ -10,7 +10,8 @@ use std::path::Path;
 #[cfg(feature = "remote")]
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::SystemTime;
 
 use refrain_kv::AuxTensors;
@@ -136,22 +137,23 @@ impl Disk {
             && !matches!(self.index.row(key), Ok(Some(row)) if row.is_expired(now()))
     }
 
-    /// Remembers that a chunk is used now. The index learns of it some seconds later.
-    pub(crate) fn touch(&self, key: ChunkKey) {
+    /// Remembers that a chunk is used now. The index learns of it some seconds later, from another thread: a reader waits for no disk.
+    pub(crate) fn touch(self: &Arc<Self>, key: ChunkKey) {
         if self.uses.add(key, milliseconds(SystemTime::now())) {
-            // While another process writes, the uses wait for the next time.
-            self.write_uses(false);
+            let (disk, uses) = (self.clone(), self.uses.take());
+            // While another process writes, the uses wait for the next time. Without a thread they are lost.
+            let _ =
+                thread::Builder::new().name("uses".to_owned()).spawn(move || disk.write_uses(uses, false));
         }
     }
 
     /// Writes the last uses to the index. Where the index cannot be written they are lost.
     pub(crate) fn flush(&self) {
-        self.write_uses(true);
+        self.write_uses(self.uses.take(), true);
     }
 
-    /// Writes the last uses to the index; with `wait` also if another process writes there now.
-    fn write_uses(&self, wait: bool) {
-        let uses = self.uses.take();
+    /// Writes last uses to the index; with `wait` also if another process writes there now.
+    fn write_uses(&self, uses: HashMap<ChunkKey, u64>, wait: bool) {
         if uses.is_empty() {
             return;
         }
@@ -352,11 +354,14 @@ impl Disk {
     /// Chunks that are on disk were to be stored again: they are used now, their time to live begins anew, and they are noted as not
     /// yet in the object store, since they may have been stored before there was one. One transaction for all of them.
     pub(crate) fn renew(&self, keys: &[ChunkKey]) {
-        keys.iter().for_each(|key| self.touch(*key));
+        let used = milliseconds(SystemTime::now());
+        keys.iter().for_each(|key| _ = self.uses.add(*key, used));
         if self.limits.time_to_live.is_none() && !self.shares {
             return;
         }
+        let uses = self.uses.take();
         let renew = |tables: &mut Tables<'_>| {
+            self.enter_uses(tables, &uses)?;
             for key in keys {
                 if let Some(row) = self.row_with_file(tables, key)? {
                     let expires = self.renewed(row.expires, now());
@@ -369,7 +374,9 @@ impl Disk {
             Ok(())
         };
         // Best effort: the chunks are there in any case.
-        let _ = self.index().and_then(|index| index.write(renew));
+        if self.index().and_then(|index| index.write(renew)).is_err() {
+            self.uses.put_back(uses);
+        }
     }
 
     /// Removes a chunk and its aux tensors, and says whether the chunk was there.

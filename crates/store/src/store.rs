@@ -361,8 +361,8 @@ impl Store {
     }
 
     #[cfg(test)]
-    pub(crate) fn disk_tier(&self) -> &Disk {
-        self.0.disk.as_deref().expect("a store with a folder")
+    pub(crate) fn disk_tier(&self) -> &Arc<Disk> {
+        self.0.disk.as_ref().expect("a store with a folder")
     }
 
     #[cfg(test)]

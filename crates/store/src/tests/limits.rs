@@ -588,6 +588,12 @@ fn storing_renewing_and_pinning_read_few_rows_of_a_large_index() {
     derived_tables_agree(dir.path());
 }
 
+fn numbered_key(n: u32) -> ChunkKey {
+    let mut key = [0; 32];
+    key[..4].copy_from_slice(&n.to_le_bytes());
+    ChunkKey(key)
+}
+
 /// A commit waits for the disk: storing, renewing and pinning take one each, and reading takes none.
 #[test]
 fn storing_renewing_and_pinning_commit_once() {
@@ -605,6 +611,10 @@ fn storing_renewing_and_pinning_commit_once() {
         0,
         "a use waits for a later commit"
     );
+    let many_uses = || {
+        (0..5000_u32).for_each(|n| store.disk_tier().touch(numbered_key(n)));
+    };
+    assert_eq!(commits(&many_uses), 0, "uses are written by another thread");
     assert_eq!(commits(&|| _ = stored(store.put(two.clone()).unwrap())), 1, "a put");
     let known = || assert!(matches!(store.put(two.clone()).unwrap(), PutOutcome::Known));
     assert_eq!(commits(&known), 1, "a put of a known chunk");
