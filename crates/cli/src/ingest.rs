@@ -1,5 +1,6 @@
 //! `refrain ingest`: documents are prefilled once and kept.
 
+use std::io;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -11,7 +12,9 @@ use serde_json::json;
 use crate::args;
 use crate::documents::{Documents, read_documents, unread};
 use crate::methods::{self, Method};
-use crate::output::{self, Exit, Fail, SOME_FAILED, STOPPED, bytes, count, print, print_json, seconds, show};
+use crate::output::{
+    self, Exit, Fail, SOME_FAILED, STOPPED, broken, bytes, count, print, print_json, seconds, show,
+};
 use crate::settings::Context;
 use crate::signals::Interrupt;
 use refrain::folders::tilde;
@@ -40,7 +43,8 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
         ));
     }
     if !context.json {
-        print(&format!("{}{}\n", line(context, &report), unread(failures.len())))?;
+        let said = format!("{}{}", line(context, &report), unread(failures.len()));
+        print(&format!("{}\n", broken(&said, &io::stdout())))?;
     }
     #[cfg(feature = "remote")]
     share(context, engine.store());

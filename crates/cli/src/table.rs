@@ -160,7 +160,7 @@ method     same  where it is
 drift   100.0 %  in
                  /tmp/a-new/folder-of-data
 ";
-        assert_eq!(table.text_within(Some(44)), narrow);
+        assert_eq!(table.text_within(Some(42)), narrow);
         assert_eq!(table.text_within(Some(20)), narrow);
     }
 

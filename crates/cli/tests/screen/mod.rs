@@ -26,9 +26,9 @@ fn progress_leaves_nothing_on_the_screen_and_fits_it() {
     let docs = docs.to_str().unwrap();
     let words =
         ["tune", docs, "--samples", "1", "--max-tokens", "4", "--methods", "pie", "--prefixes", "averaged"];
-    for shown in [home.screen(60, "", &words), home.screen(60, "", &["ingest", docs])] {
+    for shown in [home.screen(80, "", &words), home.screen(80, "", &["ingest", docs])] {
         let shown = shown.good().out;
-        for debris in ["loading the model", "hashing", "━", "%  "] {
+        for debris in ["loading the model", "hashing", "━", "⏎"] {
             assert!(!shown.contains(debris), "{debris}: {shown}");
         }
     }
@@ -46,7 +46,8 @@ fn a_stopped_ingest_keeps_what_is_whole_and_says_so() {
     let words = ["ingest", docs.to_str().unwrap(), "--prefix", "none"];
     let shown = home.screen(80, r"\d{4}/\d+ tokens", &words).failed(130, &[]).out;
     assert!(shown.contains("stopped; ") && shown.contains("1 document is whole"), "{shown}");
-    assert!(!shown.contains('━') && !shown.contains('⏎'), "{shown}");
+    // The terminal's own ^C moves the cursor away from the bar, which stays with all that it said on one row.
+    assert!(shown.lines().any(|row| row.starts_with("ingesting") && row.contains(" left")), "{shown}");
     assert_eq!(home.json(&["documents", "ls"])["documents"].as_array().unwrap().len(), 1);
 }
 
@@ -71,5 +72,5 @@ fn lists_fit_a_terminal_and_break_no_word() {
         assert!(!shown.contains('⏎'), "{words:?}: {shown}");
     }
     let shown = home.screen(80, "", &["eval", "fetch"]).out;
-    assert!(shown.contains("https://huggingface.co/datasets/THUDM/LongBench "), "{shown}");
+    assert!(shown.contains("https://huggingface.co/datasets/THUDM/LongBench\n"), "{shown}");
 }
