@@ -51,11 +51,6 @@ impl NewLayers {
         self.layers.push(Layer::in_room(room.unwrap_or_else(|| Room::new(bytes)), k, v));
     }
 
-    /// The layers so far.
-    pub fn layers(&self) -> &[Layer] {
-        &self.layers
-    }
-
     /// All layers.
     pub fn finish(self) -> Vec<Layer> {
         self.layers
@@ -76,12 +71,6 @@ impl Layer {
         assert_eq!((k.len(), k.dtype()), (v.len(), v.dtype()), "as many keys as values, of one type");
         [k, v].iter().for_each(|x| room.extend(x.as_bytes()));
         Layer::new(k.dtype(), room)
-    }
-
-    /// The tokens of this layer and, after them, those of `later`, of the same type.
-    pub fn followed_by(&self, later: &Layer) -> Layer {
-        let parts = [self.k(), later.k(), self.v(), later.v()];
-        Layer::join(self.0.dtype, self.bytes() + later.bytes(), parts.iter().map(Slice::as_bytes))
     }
 
     /// Type of the elements.

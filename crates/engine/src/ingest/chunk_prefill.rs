@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_fusion::{ChunkStatistics, ContextLayer, ContextTensors};
-use refrain_kernels::{Dtype, Floats, KvRows, copy_range};
+use refrain_kernels::{Dtype, Floats, KvBuffer, KvRows, copy_range};
 use refrain_kv::{AuxTensors, LayerCache, RopeTables};
-use refrain_store::{BosPolicy, Chunk, ChunkId, Layer, NewLayers, PutOutcome, Store};
+use refrain_store::{BosPolicy, Chunk, ChunkId, PutOutcome, Store};
 
-use super::prefilled_prefix::{PrefilledPrefix, mean};
+use super::prefilled_prefix::{LayerKv, PrefilledPrefix, mean};
 use crate::engine::Engine;
 use crate::forward::{ActiveTokens, Flow, LayerAttention, LayerRun, attend_rows, attention};
 use crate::{Result, finite};
@@ -26,7 +26,7 @@ pub(crate) struct ChunkPrefill {
     label: String,
     run: IsolatedRun,
     /// Prefills that are done, and prefixes of those to come, of a chunk that is the mean of several.
-    done: Vec<(Vec<Layer>, Vec<AuxTensors>)>,
+    done: Vec<(Vec<LayerKv>, Vec<AuxTensors>)>,
     further: VecDeque<Arc<PrefilledPrefix>>,
     /// Whether methods that keep statistics see the chunk: they see a context from its first token.
     observed: bool,
@@ -110,7 +110,7 @@ pub(crate) struct PrefilledChunk {
     id: ChunkId,
     label: String,
     /// Layers and statistics of each prefill that the chunk is the mean of.
-    done: Vec<(Vec<Layer>, Vec<AuxTensors>)>,
+    done: Vec<(Vec<LayerKv>, Vec<AuxTensors>)>,
 }
 
 impl PrefilledChunk {
@@ -130,11 +130,16 @@ impl PrefilledChunk {
     pub(crate) fn into_unstored(self, kinds: &[String]) -> Result<UnstoredChunk> {
         let PrefilledChunk { engine, id, label, done } = self;
         let (prefills, mut made): (Vec<_>, Vec<_>) = done.into_iter().unzip();
-        let (made, layers) = (made.swap_remove(0), mean(prefills));
-        for values in layers.iter().flat_map(|layer| [layer.k(), layer.v()]) {
-            finite::check(engine.decoder(), "keys and values", values)?;
+        let (made, prefilled) = (made.swap_remove(0), mean(prefills));
+        let bytes = prefilled.first().map_or(0, |(k, v)| k.bytes() + v.bytes());
+        let mut layers = engine.store().new_layers(bytes, prefilled.len());
+        for (k, v) in prefilled {
+            for values in [&k, &v] {
+                finite::check(engine.decoder(), "keys and values", values.as_slice())?;
+            }
+            layers.push(k.as_slice(), v.as_slice());
         }
-        let chunk = Chunk::new(id, &label, layers)?.with_numerics(engine.numerics());
+        let chunk = Chunk::new(id, &label, layers.finish())?.with_numerics(engine.numerics());
         let statistics = made.into_iter().map(Arc::new).collect();
         Ok(UnstoredChunk { store: engine.store().clone(), chunk, kinds: kinds.to_vec(), statistics })
     }
@@ -208,7 +213,7 @@ struct IsolatedLayers {
     /// Elements of the kept rows.
     kept: Range<usize>,
     /// Keys before RoPE and values of the kept rows.
-    kv: NewLayers,
+    kv: Vec<LayerKv>,
     made: Vec<AuxTensors>,
     lse: Floats,
     /// Queries before RoPE of the last rows.
@@ -234,15 +239,14 @@ impl IsolatedRun {
         let (shape, tables) = (decoder.shape(), decoder.rope_tables(ids.len(), ids.len()));
         let mut tokens = engine.buffers().acquire(decoder, dtype);
         tokens.embed(ids, (first as u32..ids.len() as u32).collect(), &tables)?;
-        let kept = dropped * shape.width()..(ids.len() - first) * shape.width();
         let layers = IsolatedLayers {
             prefix,
             tables,
             slots: ids.len(),
             cache: LayerCache::new(tokens.device(), shape, dtype, ids.len()),
             dropped,
-            kv: engine.store().new_layers(2 * kept.len() * dtype.size(), shape.layers),
-            kept,
+            kept: dropped * shape.width()..(ids.len() - first) * shape.width(),
+            kv: Vec::with_capacity(shape.layers),
             made: Vec::new(),
             lse: tokens.device().floats(0),
             queries: tokens.device().floats(0),
@@ -270,10 +274,10 @@ impl IsolatedRun {
     }
 
     /// Keys before RoPE and values of each layer, and the statistics.
-    pub(crate) fn finish(self, engine: &Engine) -> (Vec<Layer>, Vec<AuxTensors>) {
+    pub(crate) fn finish(self, engine: &Engine) -> (Vec<LayerKv>, Vec<AuxTensors>) {
         engine.prefill_rate().learn(self.tokens.positions.len(), self.took);
         engine.buffers().release(self.tokens);
-        (self.layers.kv.finish(), self.layers.made)
+        (self.layers.kv, self.layers.made)
     }
 }
 
@@ -294,16 +298,15 @@ impl LayerAttention for ObservedLayers<'_> {
         let most = self.statistics.iter().map(own).max().unwrap_or(0);
         copy_range(device, &tokens.work.q, (rows - most) * width..rows * width, queries);
         if let Some(prefix) = prefix {
-            let (of_prefix, before) = (prefix.tokens.len(), prefix.layer(layer));
-            let rows = (KvRows::Host(before.k()), KvRows::Host(before.v()));
+            let (of_prefix, (k, v)) = (prefix.tokens.len(), prefix.layer(layer));
+            let rows = (KvRows::Host(k.as_slice()), KvRows::Host(v.as_slice()));
             let rotary = tables.layer(layer).slice(0, of_prefix);
             let own: Vec<u32> = (0..of_prefix as u32).collect();
             cache.place(device, decoder.shape(), rows, rotary, &own);
         }
         tokens.rope_and_write_kv(layer, cache, 0..rows);
-        let [k, v] = [&tokens.work.k, &tokens.work.v].map(|rows| device.download_kv(rows, kept.clone()));
-        kv.push(k.as_slice(), v.as_slice());
-        drop((k, v));
+        let copy = |rows: &KvBuffer| device.download_kv(rows, kept.clone()).into_buffer();
+        kv.push((copy(&tokens.work.k), copy(&tokens.work.v)));
         tokens.set_causal_mask(layer);
         // No later layer needs the output of the last one.
         let last = layer + 1 == tokens.decoder.shape().layers;
@@ -314,7 +317,7 @@ impl LayerAttention for ObservedLayers<'_> {
         let queries_of_rows = (&tokens.work.q, 0);
         let attention = attention(&decoder, layer, (cache, *slots), queries_of_rows, &tokens.visible);
         device.attention(&attention, &mut tokens.work.attended, Some(lse));
-        let k = kv.layers()[layer].k();
+        let k = kv[layer].0.as_slice();
         let tensors = ContextTensors { device, attention, lse, first: *dropped, queries, k };
         let view = ContextLayer::new(layer, decoder.shape().layers, tensors);
         self.statistics.iter().zip(made).for_each(|(of, statistics)| of.observe(&view, statistics));

@@ -3,9 +3,12 @@
 use std::sync::{Arc, OnceLock};
 
 use refrain_kernels::{Buffer, Slice};
-use refrain_store::{Chunk, ChunkId, Layer};
+use refrain_store::{Chunk, ChunkId};
 
 use crate::Result;
+
+/// Keys before RoPE and values of a layer, each `tokens × Hkv × d`.
+pub(crate) type LayerKv = (Buffer, Buffer);
 
 /// The prefix of an engine, or all that stands before a chunk. It is prefilled when the first chunk is computed behind it, since an
 /// engine whose chunks are all stored does not need it.
@@ -14,7 +17,7 @@ pub(crate) struct PrefilledPrefix {
     pub(crate) tokens: Vec<u32>,
     pub(crate) digest: [u8; 32],
     /// Keys before RoPE and values of each layer, `tokens × Hkv × d` each.
-    layers: OnceLock<Vec<Layer>>,
+    layers: OnceLock<Vec<LayerKv>>,
 }
 
 impl PrefilledPrefix {
@@ -24,7 +27,7 @@ impl PrefilledPrefix {
     }
 
     /// Takes the keys and values of its tokens from `prefilled`, unless they are there.
-    pub(crate) fn prefill(&self, prefilled: impl FnOnce(&[u32]) -> Result<Vec<Layer>>) -> Result<()> {
+    pub(crate) fn prefill(&self, prefilled: impl FnOnce(&[u32]) -> Result<Vec<LayerKv>>) -> Result<()> {
         if self.layers.get().is_none() {
             // Another thread may be faster: both have the same bits.
             let _ = self.layers.set(prefilled(&self.tokens)?);
@@ -42,7 +45,7 @@ impl PrefilledPrefix {
     ///
     /// # Panics
     /// Before [`PrefilledPrefix::prefill`].
-    pub(crate) fn layer(&self, layer: usize) -> &Layer {
+    pub(crate) fn layer(&self, layer: usize) -> &LayerKv {
         &self.layers.get().expect("the prefix of a run is prefilled when the run starts")[layer]
     }
 
@@ -50,9 +53,18 @@ impl PrefilledPrefix {
     pub(crate) fn with(prefix: Option<&PrefilledPrefix>, chunk: &Chunk) -> PrefilledPrefix {
         let before = prefix.map_or(&[][..], |prefix| prefix.tokens.as_slice());
         let tokens = [before, chunk.tokens()].concat();
+        let join = |before: Option<&Buffer>, own: Slice<'_>| {
+            let first = before.map_or(0, Buffer::len);
+            let mut joined = Buffer::zeros(own.dtype(), first + own.len());
+            if let Some(before) = before {
+                joined.write(0, before.as_slice());
+            }
+            joined.write(first, own);
+            joined
+        };
         let layer = |layer: usize| {
-            let own = chunk.layer(layer);
-            prefix.map_or(own.clone(), |prefix| prefix.layer(layer).followed_by(&own))
+            let (before, own) = (prefix.map(|prefix| prefix.layer(layer)), chunk.layer(layer));
+            (join(before.map(|(k, _)| k), own.k()), join(before.map(|(_, v)| v), own.v()))
         };
         let layers: Vec<_> = (0..chunk.layers()).map(layer).collect();
         PrefilledPrefix { layers: OnceLock::from(layers), ..PrefilledPrefix::new(tokens) }
@@ -74,29 +86,25 @@ impl AveragedPrefixes {
     }
 }
 
-/// The mean of prefills of the same tokens. One alone stays to the bit what it is.
-pub(crate) fn mean(mut prefills: Vec<Vec<Layer>>) -> Vec<Layer> {
-    let first = prefills.remove(0);
-    if prefills.is_empty() {
-        return first;
+/// The mean of prefills of the same tokens, in the memory of the first. One alone stays to the bit what it is.
+pub(crate) fn mean(mut prefills: Vec<Vec<LayerKv>>) -> Vec<LayerKv> {
+    let mut first = prefills.remove(0);
+    if !prefills.is_empty() {
+        for (layer, (k, v)) in first.iter_mut().enumerate() {
+            average(k, prefills.iter().map(|kv| &kv[layer].0));
+            average(v, prefills.iter().map(|kv| &kv[layer].1));
+        }
     }
-    let layer = |(at, layer): (usize, &Layer)| {
-        let others = || prefills.iter().map(|layers| &layers[at]);
-        let (k, v) = (average(layer.k(), others().map(Layer::k)), average(layer.v(), others().map(Layer::v)));
-        Layer::exact(k.as_slice(), v.as_slice())
-    };
-    first.iter().enumerate().map(layer).collect()
+    first
 }
 
-/// The mean of `first` and `others`.
-fn average<'a>(first: Slice<'_>, others: impl ExactSizeIterator<Item = Slice<'a>>) -> Buffer {
+/// Makes `first` the mean of itself and `others`.
+fn average<'a>(first: &mut Buffer, others: impl ExactSizeIterator<Item = &'a Buffer>) {
     let count = (1 + others.len()) as f32;
-    let mut sum = first.floats();
+    let mut sum = first.as_slice().floats();
     for other in others {
-        sum.iter_mut().zip(&other.floats()).for_each(|(sum, x)| *sum += x);
+        sum.iter_mut().zip(&other.as_slice().floats()).for_each(|(sum, x)| *sum += x);
     }
     sum.iter_mut().for_each(|sum| *sum /= count);
-    let mut mean = Buffer::zeros(first.dtype(), first.len());
-    mean.write_f32(0, &sum);
-    mean
+    first.write_f32(0, &sum);
 }

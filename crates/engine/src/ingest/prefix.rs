@@ -5,10 +5,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use refrain_store::Layer;
-
 use super::chunk_prefill::IsolatedRun;
-use super::prefilled_prefix::PrefilledPrefix;
+use super::prefilled_prefix::{LayerKv, PrefilledPrefix};
 use crate::engine::{Engine, Settings};
 use crate::prompt::{Instructions, PromptChunk};
 use crate::{Error, Result};
@@ -131,7 +129,7 @@ impl Engine {
     }
 
     /// Keys before RoPE and values of each layer, of tokens from position 0 on.
-    pub(crate) fn prefilled(&self, tokens: &[u32]) -> Result<Vec<Layer>> {
+    pub(crate) fn prefilled(&self, tokens: &[u32]) -> Result<Vec<LayerKv>> {
         let mut run = IsolatedRun::start(self, tokens, 0, None, self.settings().kv)?;
         while !run.advance(&[])? {}
         Ok(run.finish(self).0)

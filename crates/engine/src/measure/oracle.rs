@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use refrain_eviction::Eviction;
 use refrain_fusion::{FusionMethod, Pie};
-use refrain_kernels::Slice;
+use refrain_kernels::{Buffer, Slice};
 use refrain_store::{Chunk, Layer, Store};
 
 use crate::Result;
@@ -62,25 +62,25 @@ impl Engine {
             Oracle::Keys | Oracle::Values => (0..prompt.len() as u32).collect(),
         };
         let exact = self.prefilled(&prompt.ids())?;
-        let bytes = exact.iter().map(Layer::bytes).sum::<usize>();
+        let bytes = exact.iter().map(|(k, v)| k.bytes() + v.bytes()).sum::<usize>();
         let engine = self.with_store(Store::in_memory(4 * bytes as u64));
         let width = self.decoder().shape().width();
         for (index, span) in prompt.chunk_spans().into_iter().enumerate() {
             let Some(stored) = self.store().get(&self.chunk_id_in(prompt, index))? else { continue };
             let own = rows.iter().copied().filter(|row| span.contains(*row));
             let own: Vec<usize> = own.map(|row| row as usize).collect();
-            let mix = |reused: Slice<'_>, exact: Slice<'_>, wanted: bool| {
+            let mix = |reused: Slice<'_>, exact: &Buffer, wanted: bool| {
                 let mut mixed = reused.to_buffer();
                 for row in own.iter().filter(|_| wanted) {
                     let at = (row - span.start as usize) * width;
-                    mixed.write(at, exact.range(row * width..(row + 1) * width));
+                    mixed.write(at, exact.as_slice().range(row * width..(row + 1) * width));
                 }
                 mixed
             };
-            let layer = |(at, exact): (usize, &Layer)| {
+            let layer = |(at, (k, v)): (usize, &(Buffer, Buffer))| {
                 let reused = stored.layer(at);
-                let k = mix(reused.k(), exact.k(), oracle != Oracle::Values);
-                let v = mix(reused.v(), exact.v(), oracle != Oracle::Keys);
+                let k = mix(reused.k(), k, oracle != Oracle::Values);
+                let v = mix(reused.v(), v, oracle != Oracle::Keys);
                 Layer::exact(k.as_slice(), v.as_slice())
             };
             let layers = exact.iter().enumerate().map(layer).collect();

@@ -216,7 +216,7 @@ impl Engine {
     fn isolated(&self, ids: &[u32], dropped: usize, dtype: Dtype) -> Vec<(Buffer, Buffer)> {
         let mut run = IsolatedRun::start(self, ids, dropped, None, dtype).unwrap();
         while !run.advance(&[]).unwrap() {}
-        run.finish(self).0.iter().map(|layer| (layer.k().to_buffer(), layer.v().to_buffer())).collect()
+        run.finish(self).0
     }
 
     /// Prefills a chunk alone and stores it.

@@ -26,8 +26,7 @@ use super::workspace::{BUFFERS, split_off_front};
 use crate::disjoint::DisjointMut;
 use crate::prefetch;
 use crate::scratch;
-use crate::simd::key_sums::KeptTile;
-use crate::simd::pair_tiles::{PairTiles, PairUnit, SIDE, Scores, TILE, Values};
+use crate::simd::pair_tiles::{PairTiles, PairUnit as _, SIDE, Scores, TILE, Values};
 use crate::simd::tile_weights::TileWeights;
 use crate::simd::whole_tiles::pack_whole_tiles;
 use crate::simd::{Elem, KEYS, Kernel, Simd};
@@ -271,20 +270,19 @@ impl<T: PairTiles> Sweep<'_, T> {
 /// Adds the weights of the tile from slot `first` on to the sums of its 64 keys. `groups` are the statistics of the groups that see it,
 /// over all keys, and `entries` the kept weights of these groups.
 pub(super) fn add_mass<'a>(
-    unit: &impl PairUnit,
     groups: impl Iterator<Item = &'a GroupStats>,
     entries: &mut impl Iterator<Item = &'a [u32]>,
     noisy: bool,
     sums: &mut [f32],
 ) {
-    let (mut of_tile, mut seen) = ([KeptTile::NONE; MOST_GROUPS], 0);
+    let (mut of_tile, mut seen) = ([(&[][..], [0.0; SIDE]); MOST_GROUPS], 0);
     for (to, (stats, entry)) in of_tile.iter_mut().zip(groups.zip(entries)) {
         // SAFETY: a token that proves AVX-512 has computed the weights.
-        *to =
-            KeptTile { pairs: entry, factors: unsafe { stats.factors(kept_weights::maxima(entry), noisy) } };
+        *to = (entry, unsafe { stats.factors(kept_weights::maxima(entry), noisy) });
         seen += 1;
     }
-    unit.add_by_key(&of_tile[..seen], sums);
+    // SAFETY: as above.
+    unsafe { kept_weights::add_by_key(&of_tile[..seen], sums) };
 }
 
 impl<T: PairTiles> Kernel for FlashBlockPairs<'_, T> {
@@ -311,12 +309,10 @@ impl<T: PairTiles> Kernel for FlashBlockPairs<'_, T> {
         }
         let Some(mass) = mass else { return };
         mass.fill(0.0);
-        let unit = sweep.token.unit();
         let mut entries = kept.entries();
         for first in sweep.tiles() {
             let seeing = groups.iter().flatten().filter(|group| group.sees(first)).map(|group| &group.stats);
-            let sums = &mut mass[first - sweep.slots.start..];
-            add_mass(&unit, seeing, &mut entries, sweep.noise.is_some(), sums);
+            add_mass(seeing, &mut entries, sweep.noise.is_some(), &mut mass[first - sweep.slots.start..]);
         }
     }
 }

@@ -4,8 +4,8 @@
 
 use std::arch::x86_64::*;
 
-use crate::simd::KEYS;
 use crate::simd::pair_tiles::{SIDE, interleaved_pairs};
+use crate::simd::{KEYS, sums_of_four, sums_of_lanes};
 
 /// Words of the pairs of one tile of keys and 16 queries.
 const PAIRS: usize = KEYS / 2 * SIDE;
@@ -65,4 +65,36 @@ pub(super) fn multiply(pairs: &mut [u32], noise: &[u32], sums: &mut [f32; SIDE])
 /// The maxima that an entry's pairs are relative to.
 pub(super) fn maxima(entry: &[u32]) -> &[f32] {
     bytemuck::cast_slice(&entry[PAIRS..])
+}
+
+/// Adds the weights of a tile, each times its query's factor, to the sums of the tile's 64 keys.
+#[target_feature(enable = "avx512f")]
+pub(super) fn add_by_key(entries: &[(&[u32], [f32; SIDE])], sums: &mut [f32]) {
+    let upper = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
+    for (keys, sums) in sums[..KEYS].chunks_exact_mut(SIDE).enumerate() {
+        let mut totals = [_mm512_setzero_ps(); SIDE];
+        for (entry, factors) in entries {
+            let pairs = &entry[keys * SIDE / 2 * SIDE..][..SIDE / 2 * SIDE];
+            // SAFETY: 16 floats, and 16 words in each of eight rows.
+            unsafe {
+                let factors = _mm512_loadu_ps(factors.as_ptr());
+                for (row, totals) in totals.chunks_exact_mut(2).enumerate() {
+                    let pair = _mm512_loadu_si512(pairs.as_ptr().add(row * SIDE).cast());
+                    let even = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pair));
+                    let odd = _mm512_castsi512_ps(_mm512_and_si512(pair, upper));
+                    totals[0] = _mm512_fmadd_ps(even, factors, totals[0]);
+                    totals[1] = _mm512_fmadd_ps(odd, factors, totals[1]);
+                }
+            }
+        }
+        // SAFETY: 16 floats.
+        unsafe {
+            let mut fours = [_mm512_setzero_ps(); 4];
+            for (fours, totals) in fours.iter_mut().zip(totals.chunks_exact(4)) {
+                *fours = sums_of_four([totals[0], totals[1], totals[2], totals[3]]);
+            }
+            let sum = _mm512_add_ps(_mm512_loadu_ps(sums.as_ptr()), sums_of_lanes(fours));
+            _mm512_storeu_ps(sums.as_mut_ptr(), sum);
+        }
+    }
 }

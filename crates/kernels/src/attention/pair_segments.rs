@@ -179,7 +179,7 @@ impl Cpu {
             let range = range.start..range.end.min(seen).min(end);
             // SAFETY: a KV head's slots of a segment belong to one task.
             let mass = unsafe { mass.part(g * seen + range.start..g * seen + range.end) };
-            let (unit, mut sums) = (token.unit(), [0.0; SEGMENT]);
+            let mut sums = [0.0; SEGMENT];
             for b in 0..blocks {
                 let part = &parts[piece * size..(piece + 1) * size][division.part(b..b + 1)];
                 let kept: &[u32] = bytemuck::cast_slice(&part[division.results_len(b)..]);
@@ -193,8 +193,7 @@ impl Cpu {
                 for first in sweep.tiles() {
                     let seeing = stats.iter().zip(&seen[..sweep.groups()]);
                     let seeing = seeing.filter(|(_, seen)| overlaps(seen, first)).map(|(stats, _)| stats);
-                    let sums = &mut sums[first - range.start..];
-                    add_mass(&unit, seeing, &mut entries, noise.is_some(), sums);
+                    add_mass(seeing, &mut entries, noise.is_some(), &mut sums[first - range.start..]);
                 }
             }
             mass.iter_mut().zip(sums).for_each(|(mass, more)| *mass += more);

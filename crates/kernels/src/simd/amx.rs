@@ -15,7 +15,6 @@ use std::marker::PhantomData;
 
 use super::amx_attention;
 use super::features::{Amx, Features};
-use super::key_sums::{KeptTile, add_by_tiles};
 use super::pair_tiles::{PairTiles, PairUnit, SIDE, Scores, Square, Values};
 use super::tile_weights::TileWeights;
 
@@ -221,11 +220,5 @@ impl PairUnit for Tiles {
     unsafe fn values(&self, of: Values, beside: &mut TileWeights) {
         // SAFETY: the caller's; AVX-512 with BF16 and VBMI comes with the tiles.
         unsafe { amx_attention::values(of, beside) }
-    }
-
-    #[inline(always)]
-    fn add_by_key(&self, tiles: &[KeptTile], sums: &mut [f32]) {
-        // SAFETY: AVX-512 comes with the tiles, which are configured.
-        unsafe { add_by_tiles(tiles, sums) }
     }
 }

@@ -16,8 +16,6 @@ mod avx512;
 mod elem;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod features;
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod key_sums;
 mod level;
 mod microkernel;
 #[cfg(target_arch = "aarch64")]

@@ -10,7 +10,6 @@ use std::mem::transmute;
 use super::avx512::Avx512;
 use super::elem::{Elem, load_part};
 use super::features::{Bf16, Features};
-use super::key_sums::{KeptTile, add_by_vectors};
 use super::level::Kernel;
 use super::tile_weights::{STEPS, TileWeights};
 use super::vector::Simd;
@@ -137,9 +136,6 @@ pub(crate) trait PairUnit {
     /// # Safety
     /// The pointers must be valid for that, and the steps may not touch the values and weights.
     unsafe fn values(&self, of: Values, beside: &mut TileWeights);
-
-    /// Adds the weights of groups of queries, each times its query's factor, to the sums of the 64 keys.
-    fn add_by_key(&self, tiles: &[KeptTile], sums: &mut [f32]);
 }
 
 // SAFETY: the token is made where BF16 and the features beside it were found.
@@ -174,12 +170,6 @@ impl PairUnit for Bf16 {
     unsafe fn values(&self, of: Values, _: &mut TileWeights) {
         // SAFETY: the caller's; the token proves that the instructions are there.
         unsafe { values(of) }
-    }
-
-    #[inline(always)]
-    fn add_by_key(&self, tiles: &[KeptTile], sums: &mut [f32]) {
-        // SAFETY: the token proves that the instructions are there.
-        unsafe { add_by_vectors(tiles, sums) }
     }
 }
 
