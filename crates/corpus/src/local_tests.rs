@@ -107,7 +107,7 @@ fn documents_are_kept_apart_by_namespace_and_over_a_restart() {
     let all = store.all().unwrap();
     assert_eq!(all.len(), 4);
     let twice = LocalDocuments::open(Some(folder.path()), 15).map(|_| ()).unwrap_err();
-    assert!(twice.to_string().contains("another engine of this one has it open"));
+    assert!(twice.to_string().contains("another engine of this one, has it open"));
     drop(store);
     let store = LocalDocuments::open(Some(folder.path()), 6).unwrap();
     assert_eq!(store.all().unwrap(), all);
