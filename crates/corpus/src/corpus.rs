@@ -47,7 +47,7 @@ impl Corpus {
     /// If the tokenizer fails.
     pub fn unindexed(engine: &Engine, documents: Box<dyn DocumentStore>) -> Result<Corpus> {
         let corpus = Corpus::new(documents, segmentation(engine)?)?;
-        // Of documents that are not shared nothing else finishes a removal that was interrupted.
+        // A removal of local documents that was interrupted is finished here: they have no sync that would do it.
         if corpus.sharing().is_none()
             && let Err(error) = corpus.finish_removals(engine)
         {

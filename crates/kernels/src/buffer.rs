@@ -224,9 +224,9 @@ impl<'a> Slice<'a> {
 /// Elements of a device's tensor in the host's memory.
 #[derive(Debug)]
 pub enum HostElements<'a> {
-    /// Where the tensor itself lies.
+    /// Elements that are read in the tensor itself.
     Lent(Slice<'a>),
-    /// A copy.
+    /// Elements that were copied out of the tensor.
     Copied(Buffer),
 }
 

@@ -387,7 +387,7 @@ fn a_beginning_of_several_ids_is_told_with_them() {
         return;
     }
     let home = Home::new();
-    // Of 17 ids two begin with the same digit.
+    // Ids begin with one of 16 digits, so that two of 17 begin alike.
     for number in 0..17 {
         home.write(&format!("docs/{number}.md"), format!("Page {number}."));
     }

@@ -1,9 +1,9 @@
-//! What a person's terminal shows.
+//! Screens of a terminal: progress, tables, and what Ctrl-C leaves.
 
 use super::*;
 
 impl Home {
-    /// What a terminal of so many columns shows of a command in the end. Ctrl-C is sent once the regular expression `stop` is found; an
+    /// The last screen of a command at a terminal of `columns` columns. Ctrl-C is sent once the regular expression `stop` is found; an
     /// empty one sends none.
     fn screen(&self, columns: usize, stop: &str, words: &[&str]) -> Ran {
         let mut terminal = Command::new(serve::python());

@@ -45,8 +45,8 @@ impl SharedDocuments {
                 Err(error) => outcome = Err(error),
             }
         }
-        // Where this fails the notes stay, and are told and announced again. Those that have changed no object are announced as well: an
-        // earlier try may have changed it and not announced it.
+        // Notes stay until all of them are announced, and are sent again. A note is announced also where its object was as it should be: an
+        // earlier attempt may have changed the object and not announced it.
         told.chunks(BATCH).try_for_each(|told| self.announce(told))?;
         self.local.sent(&told)?;
         outcome

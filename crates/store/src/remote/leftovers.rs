@@ -1,5 +1,5 @@
-//! What processes that were killed while they wrote have left in a folder that machines share: an object is written to `NAME#N` before it
-//! gets its name, and no listing has it under that one.
+//! Files that killed processes have left in a folder that machines share. An object is written to `NAME#N` before it gets its name, and no
+//! listing shows `NAME#N`.
 
 use std::fs;
 use std::io::{self, ErrorKind};

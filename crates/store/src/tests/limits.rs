@@ -213,7 +213,7 @@ fn a_repaired_chunk_counts_its_own_bytes() {
         assert_eq!(store.stats().disk_bytes, size());
     }
     assert!(store.list(Scope::All).unwrap().chunks[0].pinned);
-    // What an earlier build has counted too much goes with the next file.
+    // A row of an earlier build that counts too many bytes is corrected when the chunk is stored again.
     change_rows(dir.path(), |row| (row.bytes, row.entered) = (9 * size(), row.entered - 3600));
     fs::write(path(&store, &chunk), "broken").unwrap();
     stored(store.put(chunk).unwrap());
