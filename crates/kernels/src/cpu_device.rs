@@ -15,6 +15,7 @@ use crate::device::{
     Norm, PackedLinear, QkNorms, Rotary, RowUnavailable, WeightMatrix,
 };
 use crate::floats::CpuFloats;
+use crate::isa::Isa;
 use crate::linear::{Input, Linear, Output, PACKED_LAYOUT, PackedPanels, Precision};
 use crate::ops::softmax;
 use crate::row_ops::mean;
@@ -81,7 +82,7 @@ impl Device for Cpu {
 
     fn weights_precision(&self, attention: Precision) -> Precision {
         // Tiles compute weights of a prompt's last rows some ten times as fast as vectors of `f32` do.
-        if self.amx().is_some() { attention } else { Precision::F32 }
+        if self.isa() == Isa::Amx { attention } else { Precision::F32 }
     }
 
     fn kv(&self, dtype: Dtype, len: usize) -> KvBuffer {
