@@ -4,9 +4,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// The longest time that [`Background::poll`] waits: running answers wait as long for each of their tokens.
-const PATIENCE: Duration = Duration::from_millis(1);
-
 /// Work under way on a thread of its own. Dropping it does not stop the work.
 #[derive(Debug)]
 pub(crate) struct Background<T> {
@@ -32,9 +29,9 @@ impl<T: Send + 'static> Background<T> {
         Ok(Background { inbox, thread: Some(thread) })
     }
 
-    /// The result, if it comes within a moment.
-    pub(crate) fn poll(&mut self) -> Option<T> {
-        match self.inbox.recv_timeout(PATIENCE) {
+    /// The result, if it comes within `patience`.
+    pub(crate) fn poll(&mut self, patience: Duration) -> Option<T> {
+        match self.inbox.recv_timeout(patience) {
             Ok(done) => Some(done),
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => {

@@ -1,10 +1,10 @@
 //! Generation: prefill with a method, then decoding, token by token.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::Result;
-use crate::advance::Advance;
+use crate::advance::{Advance, PATIENCE};
 use crate::decode::{DecodeWorkspace, decode_step};
 use crate::engine::Engine;
 use crate::prefill::{AttentionCapture, PrefillJob, PrefillRequest, PrefillStats, Prefilled};
@@ -51,12 +51,20 @@ impl Prefill {
         Ok(Prefill { engine, prompt, request, recorded, started, job })
     }
 
-    /// Does one step.
+    /// Does one step, which waits a moment for keys and values that are on their way.
     ///
     /// # Errors
     /// If the store cannot be read, the method or policy refuses the prompt, or the device cannot do the step. The prefill is over then.
     pub fn advance(&mut self) -> Result<Advance> {
-        self.job.advance()
+        self.advance_within(PATIENCE)
+    }
+
+    /// Does one step, which waits for `patience` at most, for callers that have other work to do.
+    ///
+    /// # Errors
+    /// As of [`Prefill::advance`].
+    pub fn advance_within(&mut self, patience: Duration) -> Result<Advance> {
+        self.job.advance(patience)
     }
 
     /// The sequence at its first token, once [`Prefill::advance`] has said that all is done; none before.

@@ -29,6 +29,9 @@ const NEWCOMER_SHARE: u32 = 12;
 /// The time after which a prompt is no newcomer's.
 const NEWCOMER: Duration = Duration::from_secs(1);
 
+/// The time of a turn that may go to waiting for keys and values: running answers wait as long for each of their tokens.
+const PATIENCE: Duration = Duration::from_millis(1);
+
 /// Time without work after which unused memory is given back to the system.
 const IDLE_BEFORE_TRIM: Duration = Duration::from_secs(1);
 
@@ -144,7 +147,8 @@ impl Compute {
                         arrived,
                         started,
                         took: Duration::ZERO,
-                        waits: false,
+                        waits: self.prefills.iter().any(|earlier| Arc::ptr_eq(&earlier.prompt, &prompt)),
+                        prompt,
                         bytes,
                         prefill_span,
                     }),
@@ -156,51 +160,71 @@ impl Compute {
     }
 
     /// Computes at most one layer: of the first prefill of the key whose work has taken the least time so far, or of its ingest. Work that
-    /// waits for its keys and values is passed over.
+    /// waits for its keys and values is passed over, and keeps its place.
     fn advance(&mut self) {
         let keys = self.prefills.iter().map(|prefill| &prefill.client);
         let keys = keys.chain(self.ingests.iter().map(|ingest| &ingest.client));
         let keys: Vec<String> = keys.map(|client| client.key.clone()).collect();
         let decoding = self.sequences.iter().map(|sequence| sequence.client.key.as_str());
-        self.shares.set_active(keys.iter().map(String::as_str).chain(decoding), Instant::now());
+        let now = Instant::now();
+        self.shares.set_active(keys.iter().map(String::as_str).chain(decoding), now);
         let mut order: Vec<&String> = keys.iter().collect();
         order.sort_by_key(|key| (self.shares.used(key), *key));
         order.dedup();
+        let until = now + PATIENCE;
         for key in order {
             let ingest_first = self.shares.ingest_is_due(key);
             for is_ingest in [ingest_first, !ingest_first] {
-                let advanced = if is_ingest { self.advance_ingest(key) } else { self.advance_prefill(key) };
-                match advanced {
-                    Some(true) => return,
-                    // A call that waited took a moment: running sequences are not to wait for all of them.
-                    Some(false) if !self.sequences.is_empty() => return,
-                    Some(false) | None => {}
+                let has_computed =
+                    if is_ingest { self.advance_ingest(key, until) } else { self.advance_prefill(key, until) };
+                if has_computed {
+                    return;
                 }
             }
         }
     }
 
-    /// A step of the first prefill of a key; none if there is none, false if it waits, and is the last one then.
-    fn advance_prefill(&mut self, key: &str) -> Option<bool> {
-        let index = self.prefills.iter().position(|prefill| prefill.client.key == key)?;
-        let mut running = self.prefills.remove(index)?;
-        let (span, started) = (running.prefill_span.clone(), Instant::now());
-        let advanced = catch_unwind(AssertUnwindSafe(|| span.in_scope(|| running.prefill.advance())));
-        let step = started.elapsed();
-        self.shares.charge_prefill(key, step, running.took);
-        running.took += step;
-        running.waits = matches!(advanced, Ok(Ok(Advance::Waiting)));
-        match advanced {
-            Ok(Ok(Advance::Progress)) => self.prefills.insert(index, running),
-            Ok(Ok(Advance::Waiting)) => {
-                self.prefills.push_back(running);
-                return Some(false);
+    /// The time that a step may wait: none if other work has something to compute.
+    fn patience(&self, waits: bool, until: Instant) -> Duration {
+        let others = self.computing() - usize::from(!waits);
+        if others > 0 { Duration::ZERO } else { until.saturating_duration_since(Instant::now()) }
+    }
+
+    /// Whether it is the turn of a prefill, as far as its key is concerned: the first answer to a prompt leaves its keys and values to the others.
+    fn is_due(&self, index: usize, key: &str) -> bool {
+        let prefill = &self.prefills[index];
+        let is_first = |earlier: &RunningPrefill| !Arc::ptr_eq(&earlier.prompt, &prefill.prompt);
+        prefill.client.key == key && self.prefills.iter().take(index).all(is_first)
+    }
+
+    /// A step of the first prefill of a key that has something to compute; false if there is none.
+    fn advance_prefill(&mut self, key: &str, until: Instant) -> bool {
+        let mut next = 0;
+        while let Some(index) = (next..self.prefills.len()).find(|index| self.is_due(*index, key)) {
+            let (started, patience) = (Instant::now(), self.patience(self.prefills[index].waits, until));
+            let running = &mut self.prefills[index];
+            let advance = || running.prefill_span.in_scope(|| running.prefill.advance_within(patience));
+            let advanced = catch_unwind(AssertUnwindSafe(advance));
+            running.waits = matches!(advanced, Ok(Ok(Advance::Waiting)));
+            if running.waits {
+                next = index + 1;
+                continue;
             }
-            Ok(Ok(Advance::Done)) => self.first_token(running),
-            Ok(Err(error)) => running.client.fail(error.into()),
-            Err(_) => running.client.fail(ApiError::internal(&"a computation panicked")),
+            let step = started.elapsed();
+            self.shares.charge_prefill(key, step, running.took);
+            running.took += step;
+            if !matches!(advanced, Ok(Ok(Advance::Progress)))
+                && let Some(running) = self.prefills.remove(index)
+            {
+                match advanced {
+                    Ok(Ok(_)) => self.first_token(running),
+                    Ok(Err(error)) => running.client.fail(error.into()),
+                    Err(_) => running.client.fail(ApiError::internal(&"a computation panicked")),
+                }
+            }
+            return true;
         }
-        Some(true)
+        false
     }
 
     /// A prefill at its end becomes a running sequence, whose first token is sent at once: the next decode step may be far off. The next prompt
@@ -220,37 +244,43 @@ impl Compute {
         self.sequences.extend(emit(&self.shared, running));
     }
 
-    /// A step of the first ingest of a key, which is the last one then; none if there is none, false if it waits.
-    fn advance_ingest(&mut self, key: &str) -> Option<bool> {
-        let index = self.ingests.iter().position(|ingest| ingest.client.key == key)?;
-        let mut running = self.ingests.remove(index)?;
-        let (span, started) = (running.ingest_span.clone(), Instant::now());
-        let advanced = catch_unwind(AssertUnwindSafe(|| span.in_scope(|| running.ingest.advance())));
-        self.shares.charge_ingest(key, started.elapsed());
-        running.waits = matches!(advanced, Ok(Ok(Advance::Waiting)));
-        if let Some(progress) = running.ingest.new_progress() {
-            let _ = running.client.events.send(Event::Progress(progress));
-        }
-        match advanced {
-            Ok(Ok(Advance::Progress)) => self.ingests.push_back(running),
-            Ok(Ok(Advance::Waiting)) => {
-                self.ingests.push_back(running);
-                return Some(false);
+    /// A step of the first ingest of a key that has something to compute, which is the last one then; false if there is none.
+    fn advance_ingest(&mut self, key: &str, until: Instant) -> bool {
+        let mut next = 0;
+        let is_due = |ingest: &RunningIngest| ingest.client.key == key;
+        while let Some(index) = (next..self.ingests.len()).find(|index| is_due(&self.ingests[*index])) {
+            let (started, patience) = (Instant::now(), self.patience(self.ingests[index].waits, until));
+            let running = &mut self.ingests[index];
+            let advance = || running.ingest_span.in_scope(|| running.ingest.advance_within(patience));
+            let advanced = catch_unwind(AssertUnwindSafe(advance));
+            running.waits = matches!(advanced, Ok(Ok(Advance::Waiting)));
+            if let Some(progress) = running.ingest.new_progress() {
+                let _ = running.client.events.send(Event::Progress(progress));
             }
-            Ok(Ok(Advance::Done)) => {
-                let report = running.ingest.finish();
-                let _ = running.client.events.send(Event::Ingested(Box::new(report)));
+            if running.waits {
+                next = index + 1;
+                continue;
             }
-            Ok(Err(error)) => running.client.fail(error.into()),
-            Err(_) => running.client.fail(ApiError::internal(&"a computation panicked")),
+            self.shares.charge_ingest(key, started.elapsed());
+            let Some(running) = self.ingests.remove(index) else { return true };
+            match advanced {
+                Ok(Ok(Advance::Done)) => {
+                    let report = running.ingest.finish();
+                    let _ = running.client.events.send(Event::Ingested(Box::new(report)));
+                }
+                Ok(Ok(_)) => self.ingests.push_back(running),
+                Ok(Err(error)) => running.client.fail(error.into()),
+                Err(_) => running.client.fail(ApiError::internal(&"a computation panicked")),
+            }
+            return true;
         }
-        Some(true)
+        false
     }
 
-    /// Whether a prompt or an ingest has something to compute, and does not wait for a disk or an object store.
-    fn is_computing(&self) -> bool {
-        self.prefills.iter().any(|running| !running.waits)
-            || self.ingests.iter().any(|running| !running.waits)
+    /// Prompts and ingests that have something to compute, and do not wait for a disk or an object store.
+    fn computing(&self) -> usize {
+        let prefills = self.prefills.iter().filter(|running| !running.waits).count();
+        prefills + self.ingests.iter().filter(|running| !running.waits).count()
     }
 
     /// Whether a key without a running answer has a short prompt to compute.
@@ -273,7 +303,7 @@ impl Compute {
         }
         let share = if self.has_newcomer() { NEWCOMER_SHARE } else { PREFILL_SHARE };
         let rests = |(end, took): &(Instant, Duration)| end.elapsed() < *took * share;
-        if self.is_computing() && self.last_step.as_ref().is_some_and(rests) {
+        if self.computing() > 0 && self.last_step.as_ref().is_some_and(rests) {
             return;
         }
         let started = Instant::now();

@@ -1,5 +1,6 @@
 //! Jobs of the compute thread, and the events that their requests receive.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use refrain::engine::{Answer, GenerateRequest, Ingest, IngestProgress, IngestReport, Prompt, TokenEvent};
@@ -18,7 +19,8 @@ pub(crate) enum Job {
 /// A prompt to answer.
 #[derive(Clone, Debug)]
 pub(crate) struct GenerateJob {
-    pub(crate) prompt: Prompt,
+    /// The prompt, which all answers of a request share.
+    pub(crate) prompt: Arc<Prompt>,
     pub(crate) request: GenerateRequest,
     /// Field of the client's request that the grammar is of.
     pub(crate) grammar_field: &'static str,

@@ -1,10 +1,11 @@
 //! The pieces of work that are under way, and what becomes of a sequence: its tokens, and its end.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain::engine::{
-    DecodeWorkspace, Error as EngineError, FinishReason, Ingest, Prefill, RequestStats, Sequence, decode_step,
+    DecodeWorkspace, Error as EngineError, FinishReason, Ingest, Prefill, Prompt, RequestStats, Sequence, decode_step,
 };
 use tokio::sync::mpsc::UnboundedSender;
 use tracing::Span;
@@ -47,11 +48,13 @@ impl Client {
 pub(crate) struct RunningPrefill {
     pub(crate) client: Client,
     pub(crate) prefill: Prefill,
+    /// The prompt, which the other answers of a request share.
+    pub(crate) prompt: Arc<Prompt>,
     pub(crate) arrived: Instant,
     pub(crate) started: Instant,
     /// Time that it was computed for.
     pub(crate) took: Duration,
-    /// Whether its last step only waited for keys and values.
+    /// Whether its last step only waited for keys and values, or it waits for another answer to its prompt.
     pub(crate) waits: bool,
     pub(crate) bytes: JobBytes,
     pub(crate) prefill_span: Span,

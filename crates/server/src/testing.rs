@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use refrain::engine::{Engine, GenerateRequest, Parts, Sampling, Settings};
 use refrain::fusion::METHODS;
@@ -32,12 +33,17 @@ pub(crate) fn blocked_store(folder: &Path) -> (Store, File) {
 
 /// A question that is computed whole, without the store.
 pub(crate) fn question(engine: &Engine) -> GenerateJob {
-    let parts =
-        Parts { question: "How tight is a bolt, and how tight is the screw beside it?", ..Parts::default() };
+    question_over(engine, &[], "vanilla")
+}
+
+/// A question over documents, with a method.
+pub(crate) fn question_over(engine: &Engine, documents: &[String], method: &str) -> GenerateJob {
+    let question = "How tight is a bolt, and how tight is the screw beside it?";
+    let parts = Parts { documents, question, ..Parts::default() };
     let sampling = Sampling { max_tokens: 200, min_tokens: 200, ..Sampling::default() };
     GenerateJob {
-        prompt: engine.compose(&parts).unwrap(),
-        request: GenerateRequest::new(METHODS.select("vanilla").unwrap().built, sampling),
+        prompt: Arc::new(engine.compose(&parts).unwrap()),
+        request: GenerateRequest::new(METHODS.select(method).unwrap().built, sampling),
         grammar_field: "",
     }
 }

@@ -173,6 +173,8 @@ impl Store {
             return Ok(PutOutcome::Deleted);
         }
         let expires = self.0.disk.as_ref().map_or(0, |disk| disk.expiry_now());
+        // The chunk serves others while it is written.
+        self.0.memory.insert(key, MemoryEntry { chunk: chunk.clone(), expires });
         let outcome = self.0.write(|disk| {
             if disk.contains(&key) {
                 disk.renew(&[key]);
@@ -180,7 +182,6 @@ impl Store {
             }
             disk.write_chunk(&chunk, Origin::Here).map(Some)
         });
-        self.0.memory.insert(key, MemoryEntry { chunk, expires });
         self.kept_or_deleted(key, outcome)
     }
 

@@ -1,13 +1,16 @@
 //! Chunks that a question had to compute, on their way to the store.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
 
 use super::chunk_prefill::UnstoredChunk;
 use crate::Result;
 use crate::background::Background;
 
-/// Stores chunks one after the other on a thread of its own, so that the computing thread does not wait for a disk. Chunks that were handed over
-/// are stored even if the writer is dropped.
+/// Stores chunks one after the other on a thread of its own, so that the computing thread does not wait for a disk. A writer that is dropped ends
+/// with the chunk that is being written: chunks of questions that were given up would else pile up in memory beside a slow disk.
 #[derive(Debug, Default)]
 pub(crate) struct ChunkWriter(Option<Writing>);
 
@@ -16,6 +19,7 @@ struct Writing {
     /// Gone once no chunk follows.
     outbox: Option<Sender<UnstoredChunk>>,
     work: Background<Result<()>>,
+    is_dropped: Arc<AtomicBool>,
 }
 
 impl ChunkWriter {
@@ -28,8 +32,14 @@ impl ChunkWriter {
             Some(writing) => writing,
             None => {
                 let (outbox, inbox) = channel::<UnstoredChunk>();
-                let store_all = move || inbox.iter().try_for_each(|chunk| chunk.store().map(drop));
-                Writing { outbox: Some(outbox), work: Background::spawn("store", store_all)? }
+                let is_dropped = Arc::new(AtomicBool::new(false));
+                let ends = is_dropped.clone();
+                let store_all = move || {
+                    let mut wanted = inbox.iter().take_while(|_| !ends.load(Relaxed));
+                    wanted.try_for_each(|chunk| chunk.store().map(drop))
+                };
+                let work = Background::spawn("store", store_all)?;
+                Writing { outbox: Some(outbox), work, is_dropped }
             }
         };
         let Writing { outbox, .. } = self.0.insert(writing);
@@ -38,15 +48,21 @@ impl ChunkWriter {
         Ok(())
     }
 
-    /// Whether all chunks are stored, of which the last was handed over; waits a moment for it.
+    /// Whether all chunks are stored, of which the last was handed over; waits for it, for `patience` at most.
     ///
     /// # Errors
     /// If a chunk was deleted while it was stored, and could not be deleted again.
-    pub(crate) fn is_done(&mut self) -> Result<bool> {
+    pub(crate) fn is_done(&mut self, patience: Duration) -> Result<bool> {
         let Some(writing) = &mut self.0 else { return Ok(true) };
         writing.outbox = None;
-        let Some(stored) = writing.work.poll() else { return Ok(false) };
+        let Some(stored) = writing.work.poll(patience) else { return Ok(false) };
         self.0 = None;
         stored.map(|()| true)
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        self.is_dropped.store(true, Relaxed);
     }
 }

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::chunk_prefill::{ChunkPrefill, ComputedChunk, PrefilledChunk};
 use super::prefilled_prefix::PrefilledPrefix;
 use crate::Result;
-use crate::advance::Advance;
+use crate::advance::{Advance, PATIENCE};
 use crate::background::Background;
 use crate::engine::Engine;
 use crate::prompt::PromptChunk;
@@ -176,18 +176,26 @@ impl Ingest {
         })
     }
 
-    /// Does one step.
+    /// Does one step, which waits a moment for what is fetched or stored.
     ///
     /// # Errors
     /// If the store cannot be read, a token has no embedding, or the device cannot do the step. A full disk is no error: the report says so.
     pub fn advance(&mut self) -> Result<Advance> {
-        DeviceFailure::catch(|| self.step())?
+        self.advance_within(PATIENCE)
     }
 
-    fn step(&mut self) -> Result<Advance> {
+    /// Does one step, which waits for `patience` at most, for callers that have other work to do.
+    ///
+    /// # Errors
+    /// As of [`Ingest::advance`].
+    pub fn advance_within(&mut self, patience: Duration) -> Result<Advance> {
+        DeviceFailure::catch(|| self.step(patience))?
+    }
+
+    fn step(&mut self, patience: Duration) -> Result<Advance> {
         match std::mem::replace(&mut self.stage, Stage::Next) {
             Stage::Fetch(mut fetch) => {
-                if fetch.poll().is_none() {
+                if fetch.poll(patience).is_none() {
                     self.stage = Stage::Fetch(fetch);
                     return Ok(Advance::Waiting);
                 }
@@ -202,10 +210,10 @@ impl Ingest {
                 let awaited =
                     self.storing.as_ref().is_some_and(|last| last.follows || self.missing.is_empty());
                 if awaited {
-                    return Ok(if self.poll_storing()? { Advance::Progress } else { Advance::Waiting });
+                    return Ok(if self.poll_storing(patience)? { Advance::Progress } else { Advance::Waiting });
                 }
                 let Some(chunk) = self.missing.pop_front() else {
-                    return Ok(if self.is_renewed() { Advance::Done } else { Advance::Waiting });
+                    return Ok(if self.is_renewed(patience) { Advance::Done } else { Advance::Waiting });
                 };
                 let prefix = self.prefix_of(&chunk);
                 let MissingChunk { id, left, label, stored } = chunk;
@@ -231,7 +239,7 @@ impl Ingest {
                 Ok(Advance::Progress)
             }
             Stage::Store(chunk, prefix, stored) => {
-                if !self.poll_storing()? {
+                if !self.poll_storing(patience)? {
                     self.stage = Stage::Store(chunk, prefix, stored);
                     return Ok(Advance::Waiting);
                 }
@@ -249,10 +257,10 @@ impl Ingest {
         }
     }
 
-    /// Whether no chunk is being stored any more. One that has been is counted.
-    fn poll_storing(&mut self) -> Result<bool> {
+    /// Whether no chunk is being stored any more, within `patience`. One that has been is counted.
+    fn poll_storing(&mut self, patience: Duration) -> Result<bool> {
         let Some(mut storing) = self.storing.take() else { return Ok(true) };
-        let Some(done) = storing.work.poll() else {
+        let Some(done) = storing.work.poll(patience) else {
             self.storing = Some(storing);
             return Ok(false);
         };
@@ -299,9 +307,9 @@ impl Ingest {
         self.report
     }
 
-    /// Whether the chunks that were stored are renewed; waits a moment for it.
-    fn is_renewed(&mut self) -> bool {
-        let renewed = self.renewing.as_mut().is_none_or(|renewing| renewing.poll().is_some());
+    /// Whether the chunks that were stored are renewed, within `patience`.
+    fn is_renewed(&mut self, patience: Duration) -> bool {
+        let renewed = self.renewing.as_mut().is_none_or(|renewing| renewing.poll(patience).is_some());
         if renewed {
             self.renewing = None;
         }

@@ -1,6 +1,7 @@
 //! A prefill as resumable work: every step is at most one layer.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use refrain_eviction::{Eviction, PromptSpans};
 use refrain_fusion::{ChunkSpan, FusionMethod, ModelFacts, PrefillInputs, PromptLayout};
@@ -17,7 +18,7 @@ use super::reuse::{Opening, ReusedSegments, Segment};
 use super::stats::PrefillStats;
 use super::take_over::{PromptPrefix, rest_of};
 use crate::Result;
-use crate::advance::Advance;
+use crate::advance::{Advance, PATIENCE};
 use crate::background::Background;
 use crate::cache::{EvictingCache, SequenceCache};
 use crate::engine::Engine;
@@ -166,16 +167,16 @@ impl PrefillJob {
         })
     }
 
-    /// Does one step. After an error the job is over.
-    pub(crate) fn advance(&mut self) -> Result<Advance> {
-        DeviceFailure::catch(|| self.step())?
+    /// Does one step, which waits for `patience` at most. After an error the job is over.
+    pub(crate) fn advance(&mut self, patience: Duration) -> Result<Advance> {
+        DeviceFailure::catch(|| self.step(patience))?
     }
 
-    fn step(&mut self) -> Result<Advance> {
+    fn step(&mut self, patience: Duration) -> Result<Advance> {
         match std::mem::replace(&mut self.stage, Stage::Done) {
             Stage::Start => self.stage = self.first_stage()?,
             Stage::Fetch(mut fetch, opening) => {
-                let Some(fetched) = fetch.poll() else {
+                let Some(fetched) = fetch.poll(patience) else {
                     self.stage = Stage::Fetch(fetch, opening);
                     return Ok(Advance::Waiting);
                 };
@@ -185,7 +186,7 @@ impl PrefillJob {
             Stage::Open(mut opening) => {
                 let method = self.request.method.as_ref();
                 let (reused, writer) = (&mut self.reused, &mut self.writer);
-                let advance = opening.advance(&self.engine, &self.prompt, method, reused, writer)?;
+                let advance = opening.advance(&self.engine, &self.prompt, method, (reused, writer), patience)?;
                 let done = advance == Advance::Done;
                 self.stage = if done { Stage::Plan } else { Stage::Open(opening) };
                 return Ok(if done { Advance::Progress } else { advance });
@@ -196,7 +197,7 @@ impl PrefillJob {
                 let run = PassRun::start(&context, pass, Carried::Nothing, self.ordering.clone())?;
                 self.stage = Stage::Pass(Box::new(run));
             }
-            Stage::Pass(mut run) => match run.advance()? {
+            Stage::Pass(mut run) => match run.advance(patience)? {
                 Step::Layer => self.stage = Stage::Pass(run),
                 Step::Waiting => {
                     self.stage = Stage::Pass(run);
@@ -214,7 +215,7 @@ impl PrefillJob {
             Stage::Done => {}
         }
         Ok(match self.stage {
-            Stage::Done if !self.writer.is_done()? => Advance::Waiting,
+            Stage::Done if !self.writer.is_done(patience)? => Advance::Waiting,
             Stage::Done => Advance::Done,
             _ => Advance::Progress,
         })
@@ -227,7 +228,7 @@ impl PrefillJob {
 
     /// Does all of it.
     pub(crate) fn run(mut self) -> Result<Prefilled> {
-        while self.advance()? != Advance::Done {}
+        while self.advance(PATIENCE)? != Advance::Done {}
         Ok(self.finish().unwrap_or_else(|| unreachable!("a prefill ends with a prefilled prompt")))
     }
 

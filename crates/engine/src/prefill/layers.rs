@@ -156,15 +156,15 @@ impl PassLayers {
         self.answer = Some(answer);
     }
 
-    /// The layer's cache with reused keys and values.
-    pub(super) fn poll(&mut self, layer: usize) -> Prefetched {
+    /// The layer's cache with reused keys and values, if they come within `patience`.
+    pub(super) fn poll(&mut self, layer: usize, patience: Duration) -> Prefetched {
         let context = &self.context;
         let empty = |cache| Prefetched::Ready(PrefetchedLayer { cache, cached: Vec::new() });
         if let Some(cache) = self.left.next() {
             return empty(cache);
         }
         match &mut self.source {
-            Source::Prefetched(prefetcher) => prefetcher.poll(layer),
+            Source::Prefetched(prefetcher) => prefetcher.poll(layer, patience),
             Source::Empty | Source::TakenOver(_) => {
                 let decoder = context.engine.decoder();
                 let dtype = context.engine.settings().kv;

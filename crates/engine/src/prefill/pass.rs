@@ -1,7 +1,7 @@
 //! One pass of a fusion method: its active tokens go through the layers, and the engine acts on what the method decides.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use refrain_eviction::PromptSpans;
 use refrain_fusion::{CachedTokens, Pass, PassAttention};
@@ -139,14 +139,14 @@ impl PassRun {
         Ok(PassRun { tokens, layer: 0, run: LayerRun::default(), layers })
     }
 
-    /// Computes the next layer, or a part of it, if its keys and values are there.
-    pub(crate) fn advance(&mut self) -> Result<Step> {
+    /// Computes the next layer, or a part of it, if its keys and values come within `patience`.
+    pub(crate) fn advance(&mut self, patience: Duration) -> Result<Step> {
         let depth = self.layers.depth();
         if self.layer == depth {
             return Ok(Step::Done);
         }
         if self.run == LayerRun::Project {
-            match self.layers.poll(self.layer) {
+            match self.layers.poll(self.layer, patience) {
                 Prefetched::Ready(ready) => self.layers.ready = Some(ready),
                 Prefetched::Waiting => return Ok(Step::Waiting),
                 Prefetched::Broken => return Ok(Step::Broken),

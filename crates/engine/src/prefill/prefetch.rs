@@ -75,9 +75,6 @@ fn is_pinned(segments: &[Segment]) -> bool {
     8 * tokens(&|segment| !segment.reader.is_pinned()) <= tokens(&|_| true)
 }
 
-/// A layer that has not come after this time may come from an object store: the caller looks after other work meanwhile.
-const PATIENCE: Duration = Duration::from_millis(10);
-
 /// Sizes of the layers to be prefetched.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PrefetchSizes {
@@ -331,16 +328,17 @@ impl LayerPrefetcher {
         }
     }
 
-    /// The layer, if it comes within a moment.
-    pub(crate) fn poll(&mut self, layer: usize) -> Prefetched {
+    /// The layer, if it comes within `patience`.
+    pub(crate) fn poll(&mut self, layer: usize, patience: Duration) -> Prefetched {
         let started = Instant::now();
         self.job.request(layer);
-        let polled = self.wait(layer);
+        let polled = self.wait(layer, patience);
         self.waited += started.elapsed();
         polled
     }
 
-    fn wait(&mut self, layer: usize) -> Prefetched {
+    fn wait(&mut self, layer: usize, patience: Duration) -> Prefetched {
+        let started = Instant::now();
         // The first layers, of which nothing is loaded, need no thread that loads.
         if layer < self.job.sizes.first {
             return Prefetched::of(DeviceFailure::catch(|| Some(self.job.vacant(&self.means))));
@@ -354,7 +352,7 @@ impl LayerPrefetcher {
             if let Some(ready) = self.early.remove(&layer) {
                 return Prefetched::Ready(ready);
             }
-            match self.inbox.recv_timeout(PATIENCE) {
+            match self.inbox.recv_timeout(patience.saturating_sub(started.elapsed())) {
                 Ok((arrived, Prefetched::Ready(ready))) => _ = self.early.insert(arrived, ready),
                 Ok((_, ended)) => return ended,
                 Err(RecvTimeoutError::Disconnected) => return Prefetched::Broken,

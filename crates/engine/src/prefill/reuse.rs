@@ -189,14 +189,15 @@ impl Opening {
         self.parts.iter().map(wanted).collect()
     }
 
-    /// Opens parts up to the next that takes time. A part that is missing or broken is prefilled again, and stored by `writer`.
+    /// Opens parts up to the next that takes time, and waits for one that is read for `patience` at most. A part that is missing or broken is
+    /// prefilled again, and stored by `writer`.
     pub(crate) fn advance(
         &mut self,
         engine: &Engine,
         prompt: &Prompt,
         method: &dyn FusionMethod,
-        reused: &mut ReusedSegments,
-        writer: &mut ChunkWriter,
+        (reused, writer): (&mut ReusedSegments, &mut ChunkWriter),
+        patience: Duration,
     ) -> Result<Advance> {
         if let Some(mut computing) = self.computing.take() {
             let Some(found) = computing.advance(engine, method, reused, writer)? else {
@@ -207,7 +208,7 @@ impl Opening {
         }
         if let Some((part, segment, mut reading)) = self.reading.take() {
             let started = Instant::now();
-            let read = reading.poll();
+            let read = reading.poll(patience);
             reused.waited += started.elapsed();
             let Some(chunk) = read else {
                 self.reading = Some((part, segment, reading));
@@ -224,16 +225,9 @@ impl Opening {
                 self.open(engine, prompt, method, part, reused)?;
                 continue;
             };
-            if engine.store().fetches() {
-                let reader = segment.reader.clone();
-                let reading = Background::spawn("read", move || reader.chunk())?;
-                self.reading = Some((part, segment, reading));
-            } else {
-                let started = Instant::now();
-                let chunk = segment.reader.chunk();
-                reused.waited += started.elapsed();
-                self.materialized(engine, prompt, (part, segment), chunk, reused)?;
-            }
+            let reader = segment.reader.clone();
+            let reading = Background::spawn("read", move || reader.chunk())?;
+            self.reading = Some((part, segment, reading));
         }
         Ok(Advance::Progress)
     }

@@ -13,7 +13,7 @@ use refrain_store::{Limits, Scope, Store};
 use tempfile::tempdir;
 
 use super::{exact, prefill, random_prompt, shared, tiny, tiny_engine};
-use crate::advance::Advance;
+use crate::advance::{Advance, PATIENCE};
 use crate::prefill::{AttentionCapture, PrefillJob, PrefillRequest};
 use crate::{Document, Engine, Settings};
 
@@ -59,7 +59,7 @@ fn a_prompts_chunks_serve_while_they_are_stored() {
             PrefillRequest { method: shared(Pie), eviction, max_seq_len, capture: AttentionCapture::Nothing };
         let mut job = PrefillJob::start(&engine, &prompt, request).unwrap();
         loop {
-            let advance = job.advance().unwrap();
+            let advance = job.advance(PATIENCE).unwrap();
             step(advance);
             if advance == Advance::Done {
                 return job.finish().unwrap().logits;

@@ -12,6 +12,7 @@ use refrain_store::Store;
 
 use super::{exact, prefill, random_prompt, shared, tiny};
 use crate::decode::{DecodeWorkspace, decode_step};
+use crate::advance::PATIENCE;
 use crate::prefill::{LayerPrefetcher, PrefetchSizes, Prefetched};
 use crate::prefix_cache::{BLOCK, PrefixCache, PrefixRoot, hash, namespace_hash};
 use crate::{Advance, Document, Engine, Error, GenerateRequest, Prompt, Sampling, Sequence, Settings};
@@ -282,7 +283,7 @@ fn a_loader_that_runs_out_of_memory_leaves_the_chunk_in_the_store() {
     );
     let started = Instant::now();
     let polled = loop {
-        match prefetcher.poll(0) {
+        match prefetcher.poll(0, PATIENCE) {
             Prefetched::Waiting if started.elapsed() < Duration::from_secs(5) => {}
             polled => break polled,
         }

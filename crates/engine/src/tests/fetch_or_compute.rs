@@ -14,7 +14,7 @@ use tempfile::{TempDir, tempdir};
 
 use super::held_objects::HeldObjects;
 use super::{device, exact, prefill, random_prompt, shared, tiny};
-use crate::advance::Advance;
+use crate::advance::{Advance, PATIENCE};
 use crate::prefill::{AttentionCapture, PrefillJob, PrefillRequest};
 use crate::{Engine, Prompt};
 
@@ -83,7 +83,7 @@ impl Machine {
 }
 
 fn outcome(mut job: PrefillJob) -> Outcome {
-    while job.advance().unwrap() != Advance::Done {}
+    while job.advance(PATIENCE).unwrap() != Advance::Done {}
     let prefilled = job.finish().unwrap();
     let reused = &prefilled.load.reused;
     let (computed, unfetched) = (reused.prefilled, reused.unfetched);
@@ -135,7 +135,7 @@ fn a_race_ends_with_the_same_bits_with_either_winner_at_any_time() {
         objects.hold(0);
         let (mut job, mut steps) = (machine.start(&prompt, &Pie), 0);
         loop {
-            let advance = job.advance().unwrap();
+            let advance = job.advance(PATIENCE).unwrap();
             steps += usize::from(advance == Advance::Progress);
             if steps == release_after {
                 objects.release();
@@ -185,10 +185,10 @@ fn what_turns_out_broken_in_a_race_is_computed() {
     objects.hold(0);
     let (mut job, ids) = (machine.start(&prompt, &Pie), machine.ids(&prompt));
     wait_for("it is late", || {
-        job.advance().unwrap();
+        job.advance(PATIENCE).unwrap();
         ids.iter().any(|id| machine.engine.store().is_late(id))
     });
-    job.advance().unwrap();
+    job.advance(PATIENCE).unwrap();
     objects.release();
     machine.ended(&prompt);
     let found = outcome(job);
@@ -206,7 +206,7 @@ fn two_requests_for_chunks_that_do_not_come_are_answered() {
     let before = objects.reads();
     objects.hold(0);
     let mut jobs = [(); 2].map(|()| machine.start(&prompt, &Pie));
-    while jobs.iter_mut().map(|job| job.advance().unwrap()).filter(|end| *end == Advance::Done).count() < 2 {}
+    while jobs.iter_mut().map(|job| job.advance(PATIENCE).unwrap()).filter(|end| *end == Advance::Done).count() < 2 {}
     for job in jobs {
         assert!(outcome(job).logits == expected);
     }

@@ -17,6 +17,7 @@ use refrain_store::Store;
 #[cfg(feature = "emulate")]
 use super::{SMOLLM2, real};
 use super::{exact, prefill, random_prompt, shared, small, tiny};
+use crate::advance::PATIENCE;
 use crate::prefill::{LayerPrefetcher, PrefetchSizes, Prefetched, Prefilled};
 use crate::{Engine, Prompt, Settings};
 
@@ -213,7 +214,7 @@ fn a_loader_that_panics_is_told_and_not_waited_for() {
     );
     let started = Instant::now();
     let polled = loop {
-        match prefetcher.poll(0) {
+        match prefetcher.poll(0, PATIENCE) {
             Prefetched::Waiting if started.elapsed() < Duration::from_secs(5) => {}
             polled => break polled,
         }

@@ -1,6 +1,7 @@
 //! The way from a request to its answers, which all interfaces share.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::stream::{self, SelectAll, Stream, StreamExt as _};
@@ -120,7 +121,7 @@ pub(super) async fn ask(
     let logprobs = sampling.logprobs.is_some();
     let (grammar, grammar_field) = grammar.map_or((None, ""), |(grammar, field)| (Some(grammar), field));
     let mut jobs = Vec::with_capacity(prompts.len() * answers_each);
-    for (prompt, sampling) in prompts.iter().zip(&samplings) {
+    for (prompt, sampling) in prompts.into_iter().map(Arc::new).zip(&samplings) {
         tracing::trace!(target: TEXT_LOG, prompt = app.state.engine.tokenizer().decode(&prompt.ids(), false));
         for index in 0..answers_each {
             let seed = sampling.seed.wrapping_add(index as u64);

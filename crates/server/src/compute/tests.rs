@@ -1,7 +1,9 @@
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
+use redb::{Builder, ConcurrencyMode};
 use refrain::engine::{Document, Engine};
 use refrain::fusion::METHODS;
+use refrain::store::{Scope, Store};
 use tempfile::tempdir;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -9,7 +11,7 @@ use super::*;
 use crate::metrics::Metrics;
 use crate::options::Limits;
 use crate::queue::JobBytes;
-use crate::testing::{blocked_store, engine_of, question, tiny_engine};
+use crate::testing::{blocked_store, engine_of, question, question_over, tiny_engine};
 
 /// A compute thread whose turns the test takes, and its queue.
 fn compute() -> (Arc<Shared>, Compute) {
@@ -107,6 +109,37 @@ fn decoding_rests_beside_an_ingest_that_computes_and_not_beside_one_that_waits()
         assert_eq!(tokens(&mut events), 1);
     }
     drop(lock);
+}
+
+/// A prompt that waits for the disk takes no time of its key or others, keeps its place, and is not computed a second time for another answer.
+#[test]
+fn a_prompt_that_waits_keeps_its_place_and_takes_no_time() {
+    let folder = tempdir().unwrap();
+    let store = Store::open(folder.path(), 1 << 28).unwrap();
+    // The index is opened first: opening it waits for those who write.
+    assert!(store.list(Scope::All).unwrap().chunks.is_empty());
+    let (engine, (shared, mut compute)) = (engine_of(store).with_prefix_cache(1 << 24), compute());
+    let mut index = Builder::new();
+    let index = index.set_concurrency_mode(ConcurrencyMode::MultiWriter);
+    let index = index.create(folder.path().join("index.redb")).unwrap();
+    let other_writer = index.begin_write().unwrap();
+    let waiting = question_over(&engine, &["A bolt.".to_owned()], "pie");
+    let mut answers = [waiting.clone(), waiting, question(&engine)]
+        .map(|job| push(&shared, &engine, Job::Generate(Box::new(job))));
+    turns_until(&mut compute, |compute| compute.prefills.front().is_some_and(|first| first.waits));
+    let took = compute.prefills[0].took;
+    turns_until(&mut compute, |compute| !compute.sequences.is_empty());
+    assert_eq!(answers.each_mut().map(tokens), [0, 0, 1]);
+    assert!(compute.prefills[0].waits && compute.prefills[0].took == took);
+    assert_eq!(compute.prefills[1].took, Duration::ZERO);
+    // A disk that has the chunk lets both answers go, the second from the prefix cache.
+    other_writer.abort().unwrap();
+    turns_until(&mut compute, |compute| {
+        rest(compute);
+        compute.prefills.is_empty()
+    });
+    let prefixes = compute.sequences.iter().map(|running| running.sequence.stats().prefix_tokens > 0);
+    assert_eq!(prefixes.collect::<Vec<_>>(), [false, false, true]);
 }
 
 /// A prompt's first token does not wait for the next decode step, and its keys and values serve the next prompt.
