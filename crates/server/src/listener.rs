@@ -224,7 +224,7 @@ mod tests {
         served.await.unwrap();
     }
 
-    /// A client that leaves is noticed, whatever it has sent behind its request.
+    /// A client that leaves is noticed, also where it has sent bytes behind its request.
     #[tokio::test(flavor = "multi_thread")]
     async fn a_request_ends_when_its_client_leaves() {
         struct Ends(UnboundedSender<()>);

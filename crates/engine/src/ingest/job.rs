@@ -345,7 +345,8 @@ impl Ingest {
         self.report.computed_tokens = self.progress.total;
         if !known.is_empty() {
             let store = store.clone();
-            self.renewing = Some(Background::spawn("renew", move || store.renew(&known))?);
+            // Without a thread they keep the time that they have.
+            self.renewing = Background::spawn("renew", move || store.renew(&known)).ok();
         }
         Ok(())
     }

@@ -5,17 +5,18 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
-use redb::{Builder, ConcurrencyMode};
+use redb::{Builder, ConcurrencyMode, Database};
 use refrain_eviction::Eviction;
 use refrain_fusion::Pie;
 use refrain_kernels::Dtype;
 use refrain_store::{Limits, Scope, Store};
 use tempfile::tempdir;
 
+use super::fetch_or_compute::wait_for;
 use super::{exact, prefill, random_prompt, shared, tiny, tiny_engine};
 use crate::advance::{Advance, PATIENCE};
 use crate::prefill::{AttentionCapture, PrefillJob, PrefillRequest};
-use crate::{Document, Engine, Settings};
+use crate::{Document, Engine, Prompt, Settings};
 
 fn open(folder: &Path) -> Engine {
     let mut limits = Limits::memory(1 << 24);
@@ -27,14 +28,25 @@ fn open(folder: &Path) -> Engine {
     Engine::open(&tiny("llama"), store, settings, |_, _| ()).unwrap()
 }
 
+/// The index of a store as another process has it.
+fn index(folder: &Path) -> Database {
+    let mut index = Builder::new();
+    index.set_concurrency_mode(ConcurrencyMode::MultiWriter).create(folder.join("index.redb")).unwrap()
+}
+
+fn pie(engine: &Engine, prompt: &Prompt) -> PrefillJob {
+    let (eviction, max_seq_len) = (Eviction::full().clone(), prompt.len());
+    let request =
+        PrefillRequest { method: shared(Pie), eviction, max_seq_len, capture: AttentionCapture::Nothing };
+    PrefillJob::start(engine, prompt, request).unwrap()
+}
+
 /// The outcome of work that tells of each of its steps, and whose disk stands still until it waits: none of its steps waits for the disk by itself.
 fn beside_a_disk_that_stands_still<T: Send + 'static>(
     folder: &Path,
     work: impl FnOnce(&dyn Fn(Advance)) -> T + Send + 'static,
 ) -> T {
-    let mut index = Builder::new();
-    let index =
-        index.set_concurrency_mode(ConcurrencyMode::MultiWriter).create(folder.join("index.redb")).unwrap();
+    let index = index(folder);
     let other_writer = index.begin_write().unwrap();
     let (steps, told) = channel();
     let worker = thread::spawn(move || work(&|advance| _ = steps.send(advance)));
@@ -54,10 +66,7 @@ fn a_prompts_chunks_serve_while_they_are_stored() {
     let expected = prefill(&in_memory, &prompt, &Pie, prompt.len()).logits;
     let store = engine.store().clone();
     let found = beside_a_disk_that_stands_still(folder.path(), move |step| {
-        let (eviction, max_seq_len) = (Eviction::full().clone(), prompt.len());
-        let request =
-            PrefillRequest { method: shared(Pie), eviction, max_seq_len, capture: AttentionCapture::Nothing };
-        let mut job = PrefillJob::start(&engine, &prompt, request).unwrap();
+        let mut job = pie(&engine, &prompt);
         loop {
             let advance = job.advance(PATIENCE).unwrap();
             step(advance);
@@ -68,6 +77,24 @@ fn a_prompts_chunks_serve_while_they_are_stored() {
     });
     assert!(found == expected);
     assert_eq!(store.list(Scope::All).unwrap().chunks.len(), 3, "all is stored before the first token");
+}
+
+/// Chunks of a question that was given up do not wait in memory for a slow disk.
+#[test]
+fn a_question_that_is_given_up_stores_the_chunk_that_is_being_written_alone() {
+    let folder = tempdir().unwrap();
+    let engine = open(folder.path());
+    let prompt = random_prompt(&engine, 5, &[64, 33], 9, 11);
+    let index = index(folder.path());
+    let other_writer = index.begin_write().unwrap();
+    let mut job = pie(&engine, &prompt);
+    while job.advance(PATIENCE).unwrap() == Advance::Progress {}
+    drop(job);
+    other_writer.abort().unwrap();
+    let stored = || engine.store().list(Scope::All).unwrap().chunks.len();
+    wait_for("a chunk is stored", || stored() > 0);
+    thread::sleep(Duration::from_millis(100));
+    assert_eq!(stored(), 1);
 }
 
 #[test]

@@ -90,7 +90,7 @@ fn outcome(mut job: PrefillJob) -> Outcome {
     Outcome { logits: prefilled.logits.clone(), prefilled: computed, unfetched }
 }
 
-fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+pub(super) fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let began = Instant::now();
     while !done() {
         assert!(began.elapsed() < Duration::from_secs(60), "{what}");

@@ -60,6 +60,9 @@ pub(crate) struct CompletionRequest {
     /// Goes before `max_tokens`.
     #[schema(minimum = -1)]
     pub(super) max_completion_tokens: Option<i64>,
+    /// The name that llama.cpp has for `max_tokens`, which goes before it.
+    #[schema(minimum = -1)]
+    n_predict: Option<i64>,
     /// Tokens before which nothing ends the answer.
     min_tokens: Option<usize>,
     /// Whether the answer goes on behind the model's end of text, to `max_tokens` or a stop text. Not together with a form, or calls, that the
@@ -315,7 +318,11 @@ impl CompletionRequest {
     /// # Errors
     /// If it is 0, or negative otherwise.
     pub(crate) fn max_tokens(&self) -> Result<Option<usize>> {
-        let fields = [("max_completion_tokens", self.max_completion_tokens), ("max_tokens", self.max_tokens)];
+        let fields = [
+            ("max_completion_tokens", self.max_completion_tokens),
+            ("max_tokens", self.max_tokens),
+            ("n_predict", self.n_predict),
+        ];
         let mut given = fields.into_iter().filter_map(|(name, tokens)| Some((name, tokens?)));
         let Some((name, tokens)) = given.find(|(_, tokens)| *tokens != -1) else { return Ok(None) };
         match usize::try_from(tokens) {

@@ -158,6 +158,8 @@ mod tests {
             (r#"{"max_tokens": -1}"#, 9),
             (r#"{"max_completion_tokens": -1, "max_tokens": 5}"#, 5),
             (r#"{"max_completion_tokens": 4, "max_tokens": 5}"#, 4),
+            (r#"{"n_predict": 4}"#, 4),
+            (r#"{"n_predict": 4, "max_tokens": 5}"#, 5),
         ] {
             assert_eq!(request(json).sampling(9, || 7).unwrap().max_tokens, most, "{json}");
         }
