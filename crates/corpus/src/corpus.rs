@@ -46,14 +46,26 @@ impl Corpus {
     /// # Errors
     /// If the tokenizer fails.
     pub fn unindexed(engine: &Engine, documents: Box<dyn DocumentStore>) -> Result<Corpus> {
-        let corpus = Corpus::new(documents, segmentation(engine)?)?;
-        // A removal of local documents that was interrupted is finished here: they have no sync that would do it.
-        if corpus.sharing().is_none()
-            && let Err(error) = corpus.finish_removals(engine)
+        let corpus = Corpus::to_put(engine, documents)?;
+        corpus.finish_local_removals(engine);
+        Ok(corpus)
+    }
+
+    /// The documents of a store's replica, none of them indexed, before [interrupted removals](Corpus::finish_local_removals) are finished.
+    ///
+    /// # Errors
+    /// If the tokenizer fails.
+    pub(crate) fn to_put(engine: &Engine, documents: Box<dyn DocumentStore>) -> Result<Corpus> {
+        Corpus::new(documents, segmentation(engine)?)
+    }
+
+    /// Deletes what interrupted removals of local documents have left: no sync does it for them.
+    pub(crate) fn finish_local_removals(&self, engine: &Engine) {
+        if self.sharing().is_none()
+            && let Err(error) = self.finish_removals(engine)
         {
             tracing::warn!(%error, "what is left of removed documents is deleted later");
         }
-        Ok(corpus)
     }
 
     fn new(store: Box<dyn DocumentStore>, segmentation: String) -> Result<Corpus> {
@@ -341,6 +353,7 @@ mod tests {
 
     use super::*;
     use crate::error::Error;
+    use crate::library::Library;
     use crate::tables::document_id;
 
     fn new_document(index: usize) -> NewDocument {
@@ -445,12 +458,18 @@ mod tests {
         engine.ingest(std::slice::from_ref(&document), |_| ()).unwrap();
         let open = || Box::new(LocalDocuments::open(Some(folder.path()), 1 << 20).unwrap());
         let corpus = Corpus::unindexed(&engine, open()).unwrap();
-        let new = NewDocument::cut(&engine, document, false).unwrap();
+        let new = NewDocument::cut(&engine, document.clone(), false).unwrap();
         let id = corpus.put("", vec![new]).unwrap().remove(0).id;
         corpus.store.remove("", &id, &[]).unwrap();
         drop(corpus);
         let chunks = || engine.store().list(Scope::All).unwrap().chunks.len();
+        // A document that is kept again has its chunks, which were prefilled before.
+        Library::keep(&engine, open(), std::slice::from_ref(&document)).unwrap();
         assert_eq!(chunks(), 1);
+        let corpus = Corpus::unindexed(&engine, open()).unwrap();
+        assert_eq!(chunks(), 1);
+        corpus.store.remove("", &id, &[]).unwrap();
+        drop(corpus);
         let corpus = Corpus::unindexed(&engine, open()).unwrap();
         assert_eq!(chunks(), 0);
         assert!(matches!(corpus.remove(&engine, &id), Err(Error::NotFound(_))));

@@ -84,8 +84,11 @@ impl Library {
         documents: &[Document],
     ) -> Result<Vec<StoredDocument>> {
         // The index is in memory, and made by those that search.
-        let corpus = Corpus::unindexed(engine, store)?;
-        Library { corpus, engine: engine.clone() }.put(documents)
+        let library = Library { corpus: Corpus::to_put(engine, store)?, engine: engine.clone() };
+        let kept = library.put(documents);
+        // Chunks of these documents stay, though an interrupted removal names them.
+        library.corpus.finish_local_removals(engine);
+        kept
     }
 
     /// Brings the documents in line with those of the other machines, if they are shared: what they have changed since the library was
