@@ -16,7 +16,7 @@ use crate::args;
 use crate::documents::{Documents, read_documents};
 use crate::explain::explained;
 use crate::ingest::ingest_to_answer;
-use crate::kept::stored;
+use crate::kept::has_documents;
 use crate::limits::{check_biases, with_room};
 use crate::methods::{self, Method, Policy};
 use crate::output::{
@@ -106,12 +106,9 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
             "comparison": comparison,
         }));
     }
-    if args.search.is_none() && args.prompt.docs.is_empty() {
-        let stored = stored(context, engine.store());
-        if stored > 0 {
-            let stored = count(stored, "stored document");
-            context.say(&format!("answered without documents: --search draws on the {stored}"));
-        }
+    let is_alone = args.search.is_none() && args.prompt.docs.is_empty();
+    if is_alone && !context.console.quiet && has_documents(context, engine.store()) {
+        context.say("answered without documents: --search draws on the stored ones");
     }
     if comparison.is_empty() {
         return Ok(());

@@ -57,14 +57,14 @@ fn open(context: &Context) -> Result<Opened> {
     Ok(Opened { store, documents, kept, unfinished })
 }
 
-/// Number of the documents of the own namespace in the store's folder; 0 where they cannot be read, as while a server has them open.
-pub(crate) fn stored(context: &Context, store: &Store) -> usize {
-    let count = |folder| -> Result<usize> {
-        let documents = LocalDocuments::open(Some(folder), u64::MAX)?;
-        Ok(documents.list(&context.namespace()?, "", usize::MAX)?.0.len())
+/// Whether the own namespace has documents in the store's folder; no where they cannot be read at once, as while a server has them open.
+pub(crate) fn has_documents(context: &Context, store: &Store) -> bool {
+    let is_any = |folder| -> Result<bool> {
+        let documents = LocalDocuments::open_at_once(folder)?;
+        Ok(!documents.list(&context.namespace()?, "", 1)?.0.is_empty())
     };
     let folder = store.folder().filter(|folder| folder.join(DOCUMENTS).exists());
-    folder.and_then(|folder| count(folder).ok()).unwrap_or_default()
+    folder.is_some_and(|folder| is_any(folder).unwrap_or(false))
 }
 
 fn list(context: &Context) -> Result<()> {

@@ -17,7 +17,7 @@ use refrain_engine::Document;
 use refrain_store::{ChunkKey, DOCUMENTS, make_private_folder};
 
 use crate::cut::NewDocument;
-use crate::database::{Failure, ReopeningDatabase, Transacted, open_or_make};
+use crate::database::{Failure, ReopeningDatabase, Transacted, open_file, open_or_make};
 use crate::error::{Error, Result};
 use crate::migration;
 use crate::notes::{self, Note};
@@ -51,6 +51,17 @@ impl LocalDocuments {
     /// If the file cannot be opened, or another program has it open for some seconds.
     pub fn open(folder: Option<&Path>, quota: u64) -> Result<LocalDocuments> {
         LocalDocuments::open_for(folder, quota, false)
+    }
+
+    /// Opens the documents' file of a folder, to read it at once: a program that has it open is not waited for, and removed documents are
+    /// not purged.
+    ///
+    /// # Errors
+    /// If the file cannot be opened, or another program has it open.
+    pub fn open_at_once(folder: &Path) -> Result<LocalDocuments> {
+        let path = folder.join(DOCUMENTS);
+        let file = path.clone();
+        LocalDocuments::with(move || open_file(&path), &file, u64::MAX, false)
     }
 
     /// [`LocalDocuments::open`]; if `is_shared`, for documents whose changes an object store is told.

@@ -119,3 +119,24 @@ fn an_opening_waits_for_a_program_that_has_the_file() {
         second.join().unwrap().unwrap();
     });
 }
+
+/// A remark about the documents costs no other program anything, and no rewriting of the file.
+#[test]
+fn an_opening_at_once_leaves_the_file_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = LocalDocuments::open(Some(folder.path()), u64::MAX).unwrap();
+    let kept = put(&first, "", "kept", &[1]).unwrap();
+    let removed = put(&first, "", "a removed document", &[2]).unwrap();
+    let at_once = || LocalDocuments::open_at_once(folder.path());
+    assert!(matches!(at_once(), Err(Error::InUse { .. })));
+    first.remove("", &removed.id, &[]).unwrap();
+    drop(first);
+    let is_purged = || {
+        let bytes = std::fs::read(folder.path().join(DOCUMENTS)).unwrap();
+        !bytes.windows(b"a removed document".len()).any(|part| part == b"a removed document")
+    };
+    assert_eq!(list(&at_once().unwrap(), ""), [kept]);
+    assert!(!is_purged());
+    drop(LocalDocuments::open(Some(folder.path()), u64::MAX).unwrap());
+    assert!(is_purged());
+}

@@ -220,11 +220,12 @@ fn a_question_without_documents_is_told_of_the_stored_ones() {
     let options = ["--model", model, "--prefix", "none", "--max-tokens", "2"];
     let told = |more: &[&str]| {
         let ran = home.run(&[&["ask", "How tight?"], &options[..], more].concat()).good();
-        ran.err.contains("answered without documents: --search draws on the 1 stored document")
+        ran.err.contains("answered without documents: --search draws on the stored ones")
     };
     assert!(!told(&[]));
     home.json(&[&["ingest", file], &options[..4]].concat());
     assert_eq!((told(&[]), told(&["--search"]), told(&["--docs", file])), (true, false, false));
+    assert!(!told(&["--credential", "another"]), "documents of another namespace");
     home.run(&["ask", "--search", "3", "How tight?"]).failed(2, &["tip: write --search=3"]);
 }
 
