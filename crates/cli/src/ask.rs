@@ -84,8 +84,9 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
         };
         let interrupt = Interrupt::default();
         let running = interrupt.running();
-        let answer =
-            answer(context, &engine, &prompt, (asked, &policy), (&request, ingested.as_ref()), &running)?;
+        let waited_for = ingested.iter().find(|(kinds, _)| asked.built.reuses() && *kinds == kinds_of(asked));
+        let waited_for = waited_for.map(|(_, report)| report);
+        let answer = answer(context, &engine, &prompt, (asked, &policy), (&request, waited_for), &running)?;
         if titled {
             print("\n")?;
         }
@@ -93,12 +94,13 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
     }
     let comparison = compare(context, &engine, &prompt, (&compared, &policy), args.compare_tokens as usize)?;
     if context.json {
+        let ingested: Vec<&IngestReport> = ingested.iter().map(|(_, report)| report).collect();
         return print_json(&json!({
             "question": question,
             "model": context.global.model,
             "prefix": context.prefix()?.to_string(),
             "auto": context.choice().ok(),
-            "ingest": ingested,
+            "ingest": ingested.iter().rfind(|report| report.computed > 0).or(ingested.last()),
             "failures": failures,
             "sources": sources,
             "evict": policy.spec,
@@ -158,25 +160,27 @@ pub(crate) fn searched(
     Ok(Sourced { chunks, sources: Some(sources) })
 }
 
-/// Ingests the chunks for all methods that reuse them: once in chunks, and once for each that keeps something of its own.
-/// The report is that of the last method that computed anything.
+/// Kinds of the statistics that a method keeps.
+fn kinds_of(method: &Method) -> Vec<String> {
+    method.built.statistics().iter().map(|of| of.kind()).collect()
+}
+
+/// Ingests the chunks for all methods that reuse them: once in chunks, and once for each that keeps something of its own. Gives the
+/// reports, each with the kinds of statistics of its methods.
 fn ingest_all<'a>(
     context: &Context,
     engine: &Engine,
     chunks: &[PromptChunk],
     methods: impl Iterator<Item = &'a Method>,
-) -> Result<Option<IngestReport>> {
-    let mut last: Option<IngestReport> = None;
-    let mut kinds = Vec::new();
+) -> Result<Vec<(Vec<String>, IngestReport)>> {
+    let mut reports: Vec<(Vec<String>, IngestReport)> = Vec::new();
     for method in methods.filter(|method| method.built.reuses() && !chunks.is_empty()) {
-        let kind = method.built.statistics().iter().map(|of| of.kind()).collect::<Vec<_>>();
-        if !kinds.contains(&kind) {
-            let report = ingest_to_answer(context, engine, chunks, method)?;
-            last = last.filter(|last| last.computed > 0 && report.computed == 0).or(Some(report));
-            kinds.push(kind);
+        let kinds = kinds_of(method);
+        if reports.iter().all(|(known, _)| *known != kinds) {
+            reports.push((kinds, ingest_to_answer(context, engine, chunks, method)?));
         }
     }
-    Ok(last)
+    Ok(reports)
 }
 
 /// The text of an argument; `-` is standard input.

@@ -267,6 +267,16 @@ fn statistics_name_the_prefill_before_the_first_token() {
         let waited = || home.run(&words).good().err.contains(" compute), after ");
         assert_eq!((waited(), waited()), (true, false), "{command}");
     }
+    // An answer that reuses no chunk waits for none.
+    let file = home.write("compared.md", "A crank bolt is tightened to 40 Nm.");
+    let compare = ["ask", "How tight?", "--model", model, "--prefix", "none", "--compare", "vanilla;pie"];
+    let ran =
+        home.run(&[&compare, &["--docs", file.to_str().unwrap(), "--max-tokens", "2"][..]].concat()).good();
+    let waited = |method: &str| {
+        let line = ran.err.lines().find(|line| line.starts_with(method));
+        line.unwrap_or_else(|| panic!("{}", ran.err)).contains(" compute), after ")
+    };
+    assert_eq!((waited("vanilla: "), waited("pie: ")), (false, true));
 }
 
 /// A script whose variable is empty must not remove the only document that there is.
