@@ -45,7 +45,10 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
     let methods = || answering.iter().chain(&compared);
     let whole_documents = methods().any(|asked| !asked.built.statistics().is_empty());
     let Sourced { chunks, sources } = match args.search {
-        Some(limit) => searched(context, &engine, (&documents, &question), limit as usize, whole_documents)?,
+        Some(limit) => {
+            let library = library(context, &engine, &documents)?;
+            searched(context, &library, &question, limit as usize, whole_documents)?
+        }
         None => Sourced { chunks: engine.chunks(&documents)?, sources: None },
     };
     let prompt = engine.prompt_of_chunks(chunks, &question, &args.prompt.instructions())?;
@@ -126,30 +129,41 @@ pub(crate) struct Sourced {
     pub(crate) sources: Option<Vec<Source>>,
 }
 
-/// The chunks that match a question best, of the documents or, if there are none, of those in the store.
-pub(crate) fn searched(
-    context: &Context,
-    engine: &Engine,
-    (documents, question): (&[Document], &str),
-    limit: usize,
-    whole_documents: bool,
-) -> Result<Sourced> {
-    let library = if documents.is_empty() {
-        let library = Library::of(engine, context.documents(engine.store())?)?;
-        if let Err(error) = library.pull() {
-            warn(&format!("only the documents that this machine knows are searched: {error}"));
+/// The documents to search: these or, if there are none, those in the store.
+pub(crate) fn library(context: &Context, engine: &Engine, documents: &[Document]) -> Result<Library> {
+    let indexed = || -> Result<Library> {
+        if documents.is_empty() {
+            return Ok(Library::of(engine, context.documents(engine.store())?)?);
         }
-        library
-    } else {
         let library = Library::in_memory(engine)?;
         library.put(documents)?;
-        library
+        Ok(library)
     };
+    let spinner = context.spinner("indexing");
+    let indexed = indexed();
+    spinner.finish_and_clear();
+    let library = indexed?;
+    if documents.is_empty()
+        && let Err(error) = library.pull()
+    {
+        warn(&format!("only the documents that this machine knows are searched: {error}"));
+    }
     if library.is_empty()? {
         return Err(Fail::new(format!("{} has no documents to search", tilde(&context.store)))
             .hint("bring some with `refrain ingest FILES`, or give them here with --docs")
             .into());
     }
+    Ok(library)
+}
+
+/// The chunks of a library that match a question best.
+pub(crate) fn searched(
+    context: &Context,
+    library: &Library,
+    question: &str,
+    limit: usize,
+    whole_documents: bool,
+) -> Result<Sourced> {
     let Found { chunks, sources } = library.search(question, limit, whole_documents)?;
     if chunks.is_empty() {
         warn("no document has a word of the question: it is answered without any");

@@ -4,6 +4,7 @@ use std::io::{self, BufRead, IsTerminal};
 use std::path::PathBuf;
 
 use anyhow::Result;
+use refrain::Library;
 use refrain::engine::{Document, Engine, GenerateRequest, Instructions, Sampling};
 use refrain::model::Message;
 use rustyline::error::ReadlineError;
@@ -12,7 +13,7 @@ use rustyline::{Config, Editor};
 use serde_json::json;
 
 use crate::args::{self, SEARCHABLE};
-use crate::ask::{Sourced, answer, as_json, searched};
+use crate::ask::{Sourced, answer, as_json, library, searched};
 use crate::documents::read_documents;
 use crate::ingest::ingest_to_answer;
 use crate::limits::{check_biases, with_room};
@@ -59,6 +60,7 @@ pub(crate) fn run(context: &Context, args: &args::Chat) -> Result<()> {
         sampling,
         speculative_tokens,
         documents: Vec::new(),
+        library: None,
         search: args.search,
         around,
     };
@@ -146,6 +148,8 @@ struct Chat<'a> {
     policy: Policy,
     sampling: Sampling,
     documents: Vec<Document>,
+    /// The documents with their index, once a question was searched for in them.
+    library: Option<Library>,
     /// Most chunks that a search brings for a question; none where all documents stand in the prompt.
     search: Option<u32>,
     around: Instructions,
@@ -181,6 +185,7 @@ impl Chat<'_> {
             }
             "/search" if !rest.is_empty() => {
                 self.search = searched_chunks(rest.trim())?;
+                self.ingest(&self.documents)?;
                 self.context.say(&self.state());
             }
             "/method" | "/evict" | "/docs" | "/search" => self.context.say(&self.state()),
@@ -195,24 +200,35 @@ impl Chat<'_> {
     fn add(&mut self, documents: Vec<Document>) -> Result<()> {
         self.ingest(&documents)?;
         self.documents.extend(documents);
+        self.library = None;
         Ok(())
     }
 
+    /// Ingests documents that stand in the prompt whole; those that are searched are prefilled as far as answers draw on them.
     fn ingest(&self, documents: &[Document]) -> Result<()> {
-        if !documents.is_empty() && self.method.built.reuses() {
+        if self.search.is_none() && !documents.is_empty() && self.method.built.reuses() {
             let chunks = self.engine.chunks(documents)?;
             ingest_to_answer(self.context, &self.engine, &chunks, &self.method)?;
         }
         Ok(())
     }
 
+    /// The chunks that match a question best, of the chat's documents or, without any, of those in the store. The store's documents are
+    /// open for one question at a time, so that other programs can have them in between.
+    fn searched(&mut self, question: &str, limit: usize) -> Result<Sourced> {
+        let library = match self.library.take() {
+            Some(library) => library,
+            None => library(self.context, &self.engine, &self.documents)?,
+        };
+        let whole_documents = !self.method.built.statistics().is_empty();
+        let sourced = searched(self.context, &library, question, limit, whole_documents)?;
+        self.library = Some(library).filter(|_| !self.documents.is_empty());
+        Ok(sourced)
+    }
+
     fn ask(&mut self, question: &str, running: &Interruptible<'_>) -> Result<()> {
         let Sourced { chunks, sources } = match self.search {
-            Some(limit) => {
-                let whole_documents = !self.method.built.statistics().is_empty();
-                let of = (self.documents.as_slice(), question);
-                searched(self.context, &self.engine, of, limit as usize, whole_documents)?
-            }
+            Some(limit) => self.searched(question, limit as usize)?,
             None => Sourced { chunks: self.engine.chunks(&self.documents)?, sources: None },
         };
         let prompt = self.engine.prompt_of_chunks(chunks, question, &self.around)?;
@@ -224,9 +240,10 @@ impl Chat<'_> {
             speculative_tokens: self.speculative_tokens,
             ..GenerateRequest::new(self.method.built.clone(), self.sampling.clone())
         };
-        let shorter = match self.around.history.is_empty() {
-            true => "ask a shorter question, or give fewer documents",
-            false => "/new forgets what was said",
+        let shorter = match (self.around.history.is_empty(), self.search) {
+            (true, None) => "ask a shorter question, or give fewer documents",
+            (true, Some(_)) => "ask a shorter question, or search for fewer chunks with /search N",
+            (false, _) => "/new forgets what was said",
         };
         let asked = (&self.method, &self.policy);
         let answer = answer(self.context, &self.engine, &prompt, asked, (&request, None), running)

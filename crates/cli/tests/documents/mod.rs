@@ -253,6 +253,32 @@ fn a_chat_searches_the_stored_documents() {
     home.run_with_input(&[&chat, &options[..]].concat(), "/search 65\n").failed(1, &["give 1 to 64, or off"]);
 }
 
+/// Of documents that a chat searches, the chunks alone are prefilled that answers draw on; all are once they stand in the prompt.
+#[test]
+fn a_chat_prefills_what_its_answers_draw_on() {
+    let home = Home::new();
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    home.write("docs/bolts.md", "# Bolts\n\nA stem bolt is tightened to 5 Nm.");
+    home.write("docs/tyres.md", "# Tyres\n\nA tyre takes 6 bar.");
+    let docs = home.path("docs");
+    let options = ["--model", model.to_str().unwrap(), "--prefix", "none", "--method", "pie"];
+    let chat = |tokens: &str, lines: &str| {
+        let words = ["chat", "--docs", docs.to_str().unwrap(), "--search=1", "--max-tokens", tokens];
+        home.run_with_input(&[&words, &options[..]].concat(), lines)
+    };
+    let labels = || {
+        let listed = home.json(&["store", "ls"])["chunks"].clone();
+        let labels =
+            listed.as_array().unwrap().iter().map(|chunk| chunk["label"].as_str().unwrap().to_owned());
+        labels.filter(|label| ["Bolts", "Tyres"].contains(&label.as_str())).collect::<Vec<_>>()
+    };
+    chat("2", "A bolt?\n").good();
+    assert_eq!(labels(), ["Bolts"]);
+    chat("2", "/search off\n").good();
+    assert_eq!(labels().len(), 2);
+    chat("100000", "A bolt?\n").failed(1, &["search for fewer chunks with /search N"]);
+}
+
 /// TTFT leaves out the prefill that the answer waited for, so that the statistics name it; an answer from stored chunks waited for none.
 #[test]
 fn statistics_name_the_prefill_before_the_first_token() {
