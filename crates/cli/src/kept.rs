@@ -33,8 +33,8 @@ struct Opened {
     store: Store,
     documents: Box<dyn DocumentStore>,
     kept: Vec<StoredDocument>,
-    /// Ids of removed documents of which something is left.
-    unfinished: Vec<String>,
+    /// Ids of removed documents of which something is left, without those of documents that are kept again.
+    unfinished: BTreeSet<String>,
 }
 
 fn open(context: &Context) -> Result<Opened> {
@@ -52,8 +52,9 @@ fn open(context: &Context) -> Result<Opened> {
     }
     let (mut kept, _) = documents.local().list(&namespace, "", usize::MAX)?;
     kept.retain(|document| !removed.contains(&document.id));
-    let unfinished = documents.unfinished_removals()?.into_iter();
-    let unfinished = unfinished.filter(|(of, ..)| *of == namespace).map(|(_, id, _)| id).collect();
+    let is_kept = |id: &String| kept.iter().any(|document| document.id == *id);
+    let unfinished = documents.unfinished_removals()?.into_iter().filter(|(of, ..)| *of == namespace);
+    let unfinished = unfinished.map(|(_, id, _)| id).filter(|id| !is_kept(id)).collect();
     Ok(Opened { store, documents, kept, unfinished })
 }
 
@@ -93,10 +94,9 @@ fn list(context: &Context) -> Result<()> {
 
 fn remove(context: &Context, named: &[String], all: bool, yes: bool) -> Result<()> {
     let Opened { store, documents, kept, unfinished } = open(context)?;
-    let is_listed = |id: &String| kept.iter().any(|document| document.id == *id);
     let (begun, named): (Vec<String>, Vec<String>) =
-        named.iter().cloned().partition(|id| unfinished.contains(id) && !is_listed(id));
-    let begun = if all { unfinished } else { begun };
+        named.iter().cloned().partition(|id| unfinished.contains(id));
+    let begun = if all { unfinished } else { begun.into_iter().collect() };
     let chosen = if all { kept } else { named_ones(&kept, &named)? };
     let what = count(chosen.len() + begun.len(), "document");
     if !yes {
@@ -121,7 +121,7 @@ fn remove(context: &Context, named: &[String], all: bool, yes: bool) -> Result<(
         }
     }
     if context.json {
-        return print_json(&json!({ "removed": chosen }));
+        return print_json(&json!({ "removed": chosen, "finished": begun }));
     }
     print(&format!("removed {what}\n"))
 }

@@ -333,18 +333,24 @@ fn a_removal_that_was_interrupted_is_finished_by_its_id() {
     let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
     let file = home.write("bolts.md", "A stem bolt is tightened to 5 Nm.");
     let (model, file) = (model.to_str().unwrap(), file.to_str().unwrap());
-    home.json(&["ingest", file, "--model", model, "--prefix", "none"]);
     let listed = || home.json(&["documents", "ls"])["documents"].as_array().unwrap().clone();
-    let id = listed()[0]["id"].as_str().unwrap().to_owned();
-    let chunk = home.chunk_files().remove(0);
-    std::fs::remove_file(&chunk).unwrap();
-    std::fs::create_dir_all(chunk.join("in the way")).unwrap();
-    let rm = || home.run(&["documents", "rm", &id, "--model", model]);
-    rm().failed(1, &["the chunk store's folder"]);
-    assert!(listed().is_empty());
-    std::fs::remove_dir_all(&chunk).unwrap();
-    assert!(rm().good().out.contains("removed 1 document"));
-    rm().failed(1, &["there is no document"]);
+    let interrupted = || {
+        home.json(&["ingest", file, "--model", model, "--prefix", "none"]);
+        let id = listed()[0]["id"].as_str().unwrap().to_owned();
+        let chunk = home.chunk_files().remove(0);
+        std::fs::remove_file(&chunk).unwrap();
+        std::fs::create_dir_all(chunk.join("in the way")).unwrap();
+        home.run(&["documents", "rm", &id, "--model", model]).failed(1, &["the chunk store's folder"]);
+        assert!(listed().is_empty());
+        std::fs::remove_dir_all(&chunk).unwrap();
+        id
+    };
+    let id = interrupted();
+    let rm = ["documents", "rm", &id, &id, "--model", model];
+    assert!(home.run(&rm).good().out.contains("removed 1 document\n"));
+    home.run(&rm).failed(1, &["there is no document"]);
+    assert_eq!(interrupted(), id);
+    assert_eq!(home.json(&rm), json!({ "removed": [], "finished": [id] }));
 }
 
 /// Two stores share an object store in a third folder: documents ingested in one are listed, found and removed in the other.
