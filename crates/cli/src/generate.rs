@@ -61,7 +61,7 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
         ..GenerateRequest::new(method.built.clone(), sampling.clone())
     };
     let mut page = Page::new(context, prompt.len());
-    let interrupt = Interrupt::listen().context("cannot wait for signals")?;
+    let interrupt = Interrupt::listen_to_all().context("cannot wait for signals")?;
     let running = interrupt.running();
     let mut prefill = engine.prefill(&prompt, request)?;
     while prefill.advance()? != Advance::Done {

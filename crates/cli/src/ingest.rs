@@ -6,7 +6,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use indicatif::ProgressBar;
 use refrain::Library;
-use refrain::engine::{Advance, Document, Engine, IngestProgress, IngestReport, PromptChunk, rate};
+use refrain::corpus::StoredDocument;
+use refrain::engine::{Advance, Document, Engine, IngestProgress, IngestReport, Prompt, PromptChunk, rate};
 use serde_json::json;
 
 use crate::args;
@@ -28,13 +29,7 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
     if !is_whole {
         return stopped(context, &engine, &documents, &method, &report);
     }
-    // Chunks are of use without it, so that the command goes on.
-    let kept = context.documents(engine.store()).and_then(|store| Library::keep(&engine, store, &documents));
-    let kept = kept
-        .map_err(|error| {
-            output::warn(&format!("`refrain ask --search` does not find these documents: {error}"));
-        })
-        .ok();
+    let kept = keep(context, &engine, &documents);
     let unpublished = kept.iter().flatten().filter(|document| document.published == Some(false)).count();
     if unpublished > 0 {
         output::warn(&format!(
@@ -69,14 +64,25 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
     }
 }
 
-/// Computes the chunks that the store lacks, with a progress bar, until all are there or Ctrl-C comes; tells whether all are there.
+/// Records documents, so that searches find them. Their chunks are of use without it, so that a failure is a warning.
+fn keep(context: &Context, engine: &Engine, documents: &[Document]) -> Option<Vec<StoredDocument>> {
+    let store = context.documents(engine.store());
+    let kept = store.and_then(|store| Library::keep(engine, store, documents));
+    let warn = |error: &_| {
+        output::warn(&format!("`refrain ask --search` does not find these documents: {error}"));
+    };
+    kept.inspect_err(warn).ok()
+}
+
+/// Computes the chunks that the store lacks, with a progress bar, until all are there or Ctrl-C or SIGTERM comes; tells whether all are
+/// there.
 fn ingest_until_stopped(
     context: &Context,
     engine: &Engine,
     documents: &[Document],
     method: &Method,
 ) -> Result<(IngestReport, bool)> {
-    let interrupt = Interrupt::listen().context("cannot wait for signals")?;
+    let interrupt = Interrupt::listen_to_all().context("cannot wait for signals")?;
     let (running, bar) = (interrupt.running(), bar(context));
     let mut work = engine.start_ingest(documents, &method.built)?;
     loop {
@@ -98,30 +104,46 @@ fn stopped(
     method: &Method,
     report: &IngestReport,
 ) -> Result<()> {
-    let (held, mut keys) = (engine.store().held()?, report.keys.iter());
-    let in_one_piece = !method.built.statistics().is_empty();
-    let (mut whole, mut kept) = (Vec::new(), 0);
-    for document in documents {
-        let chunks = engine.chunks(std::slice::from_ref(document))?.len();
-        let chunks = if in_one_piece { chunks.min(1) } else { chunks };
-        let stored = keys.by_ref().take(chunks).filter(|key| held.contains(key)).count();
-        kept += stored;
-        if stored == chunks {
-            whole.push(document.clone());
-        }
+    if let Some(reason) = &report.not_stored {
+        output::warn(&format!("not all chunks are in {}: {reason}", tilde(&context.store)));
     }
-    let documents = Library::keep(engine, context.documents(engine.store())?, &whole)?.len();
+    let (whole, stored) = stored_documents(engine, documents, !method.built.statistics().is_empty())?;
+    if !whole.is_empty() {
+        keep(context, engine, &whole);
+    }
     let said = format!(
-        "stopped; {} of {} are kept, and {} whole; the same command goes on there",
-        kept,
+        "stopped; {stored} of {} are kept, and {} whole; the same command goes on there",
         count(report.chunks, "chunk"),
-        if documents == 1 { "1 document is".to_owned() } else { format!("{documents} documents are") }
+        if whole.len() == 1 { "1 document is".to_owned() } else { format!("{} documents are", whole.len()) }
     );
     if context.json {
         print_json(&json!({ "error": said, "hint": null }))?;
     }
     output::say(&said);
     Err(Exit(STOPPED).into())
+}
+
+/// The documents all of whose chunks are in the store's folder, and the number of chunks that are there. Methods that keep statistics have
+/// documents `in_one_piece`, as far as the model's context goes.
+fn stored_documents(
+    engine: &Engine,
+    documents: &[Document],
+    in_one_piece: bool,
+) -> Result<(Vec<Document>, usize)> {
+    // Chunks in memory end with the program.
+    engine.store().forget_memory();
+    let held = engine.store().held()?;
+    let (mut whole, mut stored) = (Vec::new(), 0);
+    for document in documents {
+        let chunks = engine.chunks(std::slice::from_ref(document))?;
+        let keys = engine.keys_in(&Prompt { chunks, ..Prompt::default() }, in_one_piece);
+        let of_document = keys.iter().filter(|(key, _)| held.contains(key)).count();
+        stored += of_document;
+        if of_document == keys.len() {
+            whole.push(document.clone());
+        }
+    }
+    Ok((whole, stored))
 }
 
 /// The progress bar of an ingest.
@@ -209,4 +231,37 @@ fn line(context: &Context, report: &IngestReport) -> String {
         bytes(report.bytes),
         if report.not_stored.is_none() { "added to" } else { "but not all of it stored in" },
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use refrain::engine::Settings;
+    use refrain::store::Store;
+
+    use super::*;
+
+    /// The first document is longer than the model's context, so that it is of several pieces.
+    #[test]
+    fn a_stored_document_is_told_by_its_own_chunks_in_the_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+        let store = Store::open(folder.path(), 1 << 30).unwrap();
+        let engine = Engine::open(&model, store, Settings::default(), |_, _| ()).unwrap();
+        let context = engine.decoder().config().context;
+        let texts = ["A bolt is tight. ".repeat(context), "A bell.".to_owned(), "A lamp.".to_owned()];
+        let documents = texts.map(|text| Document { title: String::new(), text });
+        let method = methods::method("sam_kv").unwrap();
+        engine.ingest_for(&documents[1..2], &method.built, |_| ()).unwrap();
+        let stored = || stored_documents(&engine, &documents, true).unwrap();
+        assert_eq!(stored(), (documents[1..2].to_vec(), 1));
+        // A chunk for which the folder has no room is in memory alone.
+        for shard in 0..=255 {
+            let _ = std::fs::write(folder.path().join(format!("{shard:02x}")), "");
+        }
+        let report = engine.ingest_for(&documents, &method.built, |_| ()).unwrap();
+        assert!(report.chunks > 4 && report.not_stored.is_some(), "{report:?}");
+        assert_eq!(stored().0, documents[1..2]);
+    }
 }

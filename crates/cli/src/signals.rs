@@ -18,18 +18,30 @@ const RUNNING: u8 = 1;
 /// Ctrl-C has come. Another one ends the program.
 const INTERRUPTED: u8 = 2;
 
-/// Ctrl-C where it stops what is done and not the program. The default hears no signal.
+/// Ctrl-C, or SIGTERM as well, where it stops what is done and not the program. The default hears no signal.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Interrupt {
     state: Arc<AtomicU8>,
 }
 
 impl Interrupt {
-    /// Hears Ctrl-C from now on.
+    /// Hears Ctrl-C from now on. SIGTERM ends the program.
     ///
     /// # Errors
     /// If no thread can be started, or the system refuses a signal handler.
     pub(crate) fn listen() -> io::Result<Interrupt> {
+        Interrupt::hear(false)
+    }
+
+    /// Hears Ctrl-C and SIGTERM from now on: for work after which the program ends.
+    ///
+    /// # Errors
+    /// If no thread can be started, or the system refuses a signal handler.
+    pub(crate) fn listen_to_all() -> io::Result<Interrupt> {
+        Interrupt::hear(true)
+    }
+
+    fn hear(hears_sigterm: bool) -> io::Result<Interrupt> {
         let interrupt = Interrupt::default();
         let (state, runtime) = (interrupt.state.clone(), Builder::new_current_thread().enable_all().build()?);
         // The handler stands before this returns: a line editor puts back the handler it found, and the default
@@ -39,9 +51,12 @@ impl Interrupt {
         {
             refused?;
         }
+        let entered = runtime.enter();
+        let mut sigterm = hears_sigterm.then(Sigterm::listen).transpose()?;
+        drop(entered);
         let hear = move || {
             runtime.block_on(async {
-                while tokio::signal::ctrl_c().await.is_ok() {
+                while next(sigterm.as_mut()).await.is_ok() {
                     let (was, is) = (RUNNING, INTERRUPTED);
                     if state.compare_exchange(was, is, Ordering::Relaxed, Ordering::Relaxed).is_err() {
                         std::process::exit(130);
@@ -57,6 +72,35 @@ impl Interrupt {
     pub(crate) fn running(&self) -> Interruptible<'_> {
         self.state.store(RUNNING, Ordering::Relaxed);
         Interruptible { state: &self.state }
+    }
+}
+
+/// SIGTERM, on systems that have it.
+struct Sigterm(#[cfg(unix)] tokio::signal::unix::Signal);
+
+impl Sigterm {
+    /// Hears it from now on, in the runtime that was entered.
+    fn listen() -> io::Result<Sigterm> {
+        Ok(Sigterm(
+            #[cfg(unix)]
+            tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?,
+        ))
+    }
+
+    async fn recv(&mut self) {
+        #[cfg(unix)]
+        self.0.recv().await;
+        #[cfg(not(unix))]
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Waits for Ctrl-C, or SIGTERM where that is heard.
+async fn next(sigterm: Option<&mut Sigterm>) -> io::Result<()> {
+    let Some(sigterm) = sigterm else { return tokio::signal::ctrl_c().await };
+    tokio::select! {
+        heard = tokio::signal::ctrl_c() => heard,
+        () = sigterm.recv() => Ok(()),
     }
 }
 

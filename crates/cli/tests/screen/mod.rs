@@ -1,5 +1,9 @@
 //! Screens of a terminal: progress, tables, and what Ctrl-C leaves.
 
+use std::io::Read;
+
+use refrain::corpus::LocalDocuments;
+
 use super::*;
 
 impl Home {
@@ -44,11 +48,16 @@ fn a_stopped_ingest_keeps_what_is_whole_and_says_so() {
     home.write("docs/b.md", (0..600).map(|i| format!("{CHAINS}Page {i}.\n\n")).collect::<String>());
     let docs = home.path("docs");
     let words = ["ingest", docs.to_str().unwrap(), "--prefix", "none"];
-    let shown = home.screen(80, r"\d{4}/\d+ tokens", &words).failed(130, &[]).out;
+    let stopped = || home.screen(80, r"\d{4}/\d+ tokens", &words).failed(130, &[]).out;
+    let shown = stopped();
     assert!(shown.contains("stopped; ") && shown.contains("1 document is whole"), "{shown}");
     // The terminal's own ^C moves the cursor away from the bar, which stays with all that it said on one row.
     assert!(shown.lines().any(|row| row.starts_with("ingesting") && row.contains(" left")), "{shown}");
     assert_eq!(home.json(&["documents", "ls"])["documents"].as_array().unwrap().len(), 1);
+    // Another program has the documents.
+    let _documents = LocalDocuments::open(Some(&home.path("data/refrain/chunks")), u64::MAX).unwrap();
+    let shown = stopped();
+    assert!(shown.contains("does not find these documents") && shown.contains("stopped; "), "{shown}");
 }
 
 #[test]
@@ -62,6 +71,23 @@ fn a_stopped_text_ends_with_its_statistics() {
     let shown = home.screen(80, r"\d{2} tokens  ", &words).failed(130, &[]).out;
     assert!(shown.contains("prompt tokens; TTFT"), "{shown}");
     assert!(!shown.contains("tokens/s  KV"), "{shown}");
+}
+
+/// SIGTERM stops a text as Ctrl-C does.
+#[cfg(unix)]
+#[test]
+fn a_terminated_text_ends_with_its_statistics() {
+    if !real_model() {
+        return;
+    }
+    let home = Home::new();
+    let words = ["generate", "Count to a thousand.", "--ignore-end", "--max-tokens", "4000"];
+    let mut command = home.command(&words);
+    let mut text = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    text.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    let sent = Command::new("kill").args(["-TERM", &text.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    Ran::of(text.wait_with_output().unwrap()).failed(130, &["prompt tokens; TTFT"]);
 }
 
 #[test]

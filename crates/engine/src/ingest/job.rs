@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use refrain_fusion::{ChunkStatistics, FusionMethod};
 use refrain_kernels::DeviceFailure;
-use refrain_store::{ChunkId, ChunkKey, Fetched, KvQuantization, PutOutcome};
+use refrain_store::{ChunkId, Fetched, KvQuantization, PutOutcome};
 use serde::Serialize;
 
 use super::chunk_prefill::{ChunkPrefill, ComputedChunk, PrefilledChunk};
@@ -40,9 +40,6 @@ pub struct IngestReport {
     pub seconds: f64,
     /// Chunks that went to make room, of these documents or others, or whose time was over.
     pub evicted: usize,
-    /// Names of the chunks.
-    #[serde(skip)]
-    pub keys: Vec<ChunkKey>,
     /// Why chunks could not be written to disk (they serve from memory while there is room), if so.
     pub not_stored: Option<String>,
 }
@@ -275,6 +272,13 @@ impl Ingest {
         Ok(true)
     }
 
+    fn wait_for_storing(&mut self) -> Result<()> {
+        DeviceFailure::catch(|| {
+            while !self.poll_storing()? {}
+            Ok(())
+        })?
+    }
+
     /// The prefix that a chunk goes on behind, where it is more than the engine's prefix: all of its document before it,
     /// or, at the beginning of a document in one piece, BOS.
     fn prefix_of(&mut self, chunk: &MissingChunk) -> Option<Arc<PrefilledPrefix>> {
@@ -300,8 +304,11 @@ impl Ingest {
         self.engine.settings().store_dtype == KvQuantization::Exact && statistics_of(&self.methods).is_empty()
     }
 
-    /// The report, once [`Ingest::advance`] has said that all is done.
+    /// The report. Where [`Ingest::advance`] has not said that all is done, it waits for the chunk that is on its way to the store.
     pub fn finish(mut self) -> IngestReport {
+        if let Err(error) = self.wait_for_storing() {
+            self.report.not_stored.get_or_insert(error.to_string());
+        }
         self.report.evicted = (self.engine.store().evicted() - self.evicted_before) as usize;
         self.report.seconds = self.started.elapsed().as_secs_f64();
         self.report
@@ -328,7 +335,6 @@ impl Ingest {
             let stored = is_there(id);
             let shared = || engine.shared(id).is_some_and(|id| is_there(&id) && has_statistics(&id));
             let complete = stored && has_statistics(id) || shared();
-            self.report.keys.push(id.key());
             known.extend(stored.then(|| id.key()));
             if !complete && seen.insert(id.key()) {
                 if store.is_late(id) {

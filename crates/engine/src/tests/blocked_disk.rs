@@ -117,3 +117,22 @@ fn documents_that_are_stored_are_renewed_beside_the_computing_thread() {
     });
     assert_eq!((again.chunks, again.computed), (stored.chunks, 0));
 }
+
+/// Only a chunk that is in the folder is counted.
+#[test]
+fn an_ingest_that_is_stopped_waits_for_the_chunk_that_is_being_stored() {
+    let folder = tempdir().unwrap();
+    let engine = open(folder.path());
+    let document = Document { title: String::new(), text: "A bolt is tight. ".repeat(100) };
+    let report = beside_a_disk_that_stands_still(folder.path(), move |step| {
+        let mut ingest = engine.start_ingest(&[document], &shared(Pie)).unwrap();
+        loop {
+            let advance = ingest.advance().unwrap();
+            step(advance);
+            if advance == Advance::Waiting {
+                return ingest.finish();
+            }
+        }
+    });
+    assert!(report.bytes > 0, "{report:?}");
+}
