@@ -34,7 +34,7 @@ const EXIT_STATUS: [(&str, &str); 5] = [
         "3",
         "files, documents, samples or answers failed, and the others were done (`refrain ingest`, `eval run`, `job run`)",
     ),
-    ("130", "Ctrl-C or SIGTERM stopped it"),
+    ("130", "Ctrl-C stopped it, or SIGTERM stopped `refrain ingest`, `generate` or `job run` at work"),
 ];
 
 /// `refrain completions`

@@ -13,8 +13,18 @@ fn the_page_of_json_names_the_fields_that_commands_print() {
     let docs = home.path("docs");
     let docs = docs.to_str().unwrap();
     let ingested = home.json(&["ingest", docs]);
-    let compare =
-        ["ask", "--docs", docs, "--max-tokens", "2", "--compare-tokens", "2", "--compare", "vanilla", "Why?"];
+    let compare = [
+        "ask",
+        "--docs",
+        docs,
+        "--max-tokens",
+        "2",
+        "--compare-tokens",
+        "2",
+        "--compare",
+        "vanilla;pie",
+        "Why?",
+    ];
     let asked = home.json(&compare);
     let length = ["bench", "ttft", "--lengths", "100", "--methods", "pie", "--runs", "1"];
     let printed = [
@@ -22,6 +32,7 @@ fn the_page_of_json_names_the_fields_that_commands_print() {
         ("`refrain ingest`", ingested),
         ("`refrain ask`, each of `answers`", asked["answers"][0].clone()),
         ("`refrain ask`, each of `comparison`", asked["comparison"][0].clone()),
+        ("`refrain ask`, `ingest`", asked["ingest"].clone()),
         ("`refrain ask`", asked),
         (
             "`refrain documents ls`, each of `documents`",
@@ -31,6 +42,7 @@ fn the_page_of_json_names_the_fields_that_commands_print() {
         ("`refrain store ls`", home.json(&["store", "ls"])),
         ("`refrain methods`, of each", home.json(&["methods"])[0].clone()),
         ("`refrain bench ttft`", home.json(&length)),
+        ("`refrain documents rm`", home.json(&["documents", "rm", "--all", "--yes"])),
     ];
     let page = std::fs::read_to_string(root().join("docs/book/src/json.md")).unwrap();
     for (what, value) in printed {
