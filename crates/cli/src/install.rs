@@ -59,13 +59,13 @@ fn with_values(command: Command) -> Command {
     command.mut_subcommands(with_values)
 }
 
-/// Known values of an argument of a command.
+/// Known values of an argument of a command. An argument that may be a path has none: shells offer no paths beside values.
 fn values(command: &str, arg: &str) -> Vec<&'static str> {
     let models = || KNOWN.iter().map(|known| known.name.as_str());
     let methods = || METHODS.entries.iter().map(|entry| entry.name);
     let policies = || POLICIES.entries.iter().map(|entry| entry.name);
     match (command, arg) {
-        ("pull", "name") | (_, "model") => models().collect(),
+        ("pull", "name") => models().collect(),
         ("methods", "name") => methods().chain(policies()).collect(),
         (_, "method") => methods().chain([AUTO]).collect(),
         (_, "evict") => policies().collect(),

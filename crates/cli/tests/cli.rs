@@ -447,6 +447,10 @@ fn completions_know_commands_and_options() {
     for values in ["none bos system averaged auto", "cpu cuda auto", "relax_kv", "morph_kv", "smollm2-135m"] {
         assert!(script.contains(values), "{values}");
     }
+    // A model may be a path.
+    let script = home.run(&["completions", "zsh"]).good().out;
+    let models: Vec<&str> = script.lines().filter(|line| line.contains("--model=")).collect();
+    assert!(!models.is_empty() && models.iter().all(|line| line.contains("_files")), "{models:?}");
     home.run(&["completions", "basic"]).failed(2, &["basic"]);
 }
 
