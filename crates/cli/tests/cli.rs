@@ -215,6 +215,11 @@ fn every_command_has_help_with_examples_and_global_options() {
     home.run(&["dance"]).failed(2, &["dance"]);
     home.run(&["list"]).failed(2, &["`refrain documents ls`"]);
     home.run(&["run"]).failed(2, &["`refrain ask`"]);
+    home.run(&["store", "list"]).failed(2, &["`refrain store ls`"]);
+    for words in [["bench", "run"], ["key", "list"]] {
+        let said = home.run(&words).failed(2, &["unrecognized subcommand"]).err;
+        assert!(!said.contains("`refrain "), "{words:?}: {said}");
+    }
     // Variables that are set change nothing of what is asked for.
     let with_variables =
         |words: &[&str]| Ran::of(home.command(words).env("REFRAIN_STORE", "chunks").output().unwrap());

@@ -40,16 +40,32 @@ fn with_variable(mut error: clap::Error, given: &[OsString]) -> clap::Error {
     error
 }
 
-/// Commands that other programs have, and those that do it here.
-const ELSEWHERE: [(&str, &str); 2] = [
-    ("list", "`refrain models` lists models, `refrain documents ls` documents and `refrain store ls` chunks"),
-    ("run", "`refrain ask` answers a question, `refrain chat` talks, and `refrain serve` answers by HTTP"),
+/// Commands that other programs have, the commands below which they are looked for, and those that do it here.
+const ELSEWHERE: [(&str, &[&str], &str); 2] = [
+    (
+        "list",
+        &["refrain", "refrain documents", "refrain store"],
+        "`refrain models` lists models, `refrain documents ls` documents and `refrain store ls` chunks",
+    ),
+    (
+        "run",
+        &["refrain"],
+        "`refrain ask` answers a question, `refrain chat` talks, and `refrain serve` answers by HTTP",
+    ),
 ];
+
+/// The words of the command in a usage.
+fn command_of(usage: &str) -> String {
+    let words = usage.split_whitespace().skip_while(|word| *word != "refrain");
+    words.take_while(|word| !word.starts_with(['[', '<', '-'])).collect::<Vec<_>>().join(" ")
+}
 
 /// The error of an unknown command, which names the one that is meant where the nearest name is another one.
 fn with_command(mut error: clap::Error) -> clap::Error {
     if let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand)
-        && let Some((_, tip)) = ELSEWHERE.iter().find(|(other, _)| other == name)
+        && let Some((_, below, tip)) = ELSEWHERE.iter().find(|(other, ..)| other == name)
+        && let Some(ContextValue::StyledStr(usage)) = error.get(ContextKind::Usage)
+        && below.contains(&command_of(&usage.to_string()).as_str())
     {
         error.remove(ContextKind::SuggestedSubcommand);
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![(*tip).into()]));
