@@ -66,12 +66,13 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
     let variants = variants(context, &matrix)?;
     prefix_texts(&variants)?;
     let Documents { documents, failures, .. } = read_documents(context.console, &args.paths)?;
-    context.say(&format!(
-        "up to {} are answered by {}, which takes about an hour with 24 questions and all methods; \
-         --time-budget 10m ends it earlier, and the same command goes on",
-        count(args.samples as usize, "question"),
-        count(variants.len(), "variant")
-    ));
+    let (questions, answering) = (count(args.samples as usize, "question"), count(variants.len(), "variant"));
+    let hour = if args.is_of_all() { ", which takes about an hour with 24 questions" } else { "" };
+    let earlier = match args.time_budget {
+        None => "; --time-budget 10m ends it earlier, and the same command goes on",
+        Some(_) => "",
+    };
+    context.say(&format!("up to {questions} are answered by {answering}{hour}{earlier}"));
     let engine = context.memory_engine()?.behind(&[])?;
     let samples = samples(context, &engine, &documents, args)?;
     let job = LoadedTask {

@@ -12,13 +12,16 @@ const TUNED: &str = "pie;lego_link:charge=0.1;cache_blend:charge=0.15;prophet_kv
                      info_flow:charge=0.1;scout:charge=0.02;scout:charge=0.05;scout:charge=0.1;scout:charge=0.2;\
                      drift:charge=0.02;drift:charge=0.05;drift:charge=0.1;drift:charge=0.15;drift:charge=0.2;drift:charge=0.3";
 
+/// Prefixes that are tuned over.
+const PREFIXES: &str = "none,system,averaged";
+
 #[derive(Debug, Args)]
 pub(crate) struct Tune {
     /// Text, Markdown, HTML, PDF, DOCX or JSONL (title, text) files, or folders of them
     #[arg(required_unless_present = "forget", value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) paths: Vec<PathBuf>,
     /// Remove the model's choice, so that --method auto is what is built in; answers are kept, and the next tune goes on with them
-    #[arg(long, conflicts_with_all = ["paths", "output"])]
+    #[arg(long, conflicts_with_all = ["paths", "questions", "time_budget", "out", "output"])]
     pub(crate) forget: bool,
     /// Questions, a JSON object a line: {"question": …, "answers": […]}; without answers, vanilla's are to be kept [default: the model
     /// makes them of the documents]
@@ -40,7 +43,7 @@ pub(crate) struct Tune {
     #[arg(long, value_name = "METHODS", default_value = TUNED, value_delimiter = ';', hide_short_help = true)]
     pub(crate) methods: Vec<String>,
     /// Prefixes to choose from
-    #[arg(long, value_name = "PREFIXES", default_value = "none,system,averaged", value_delimiter = ',')]
+    #[arg(long, value_name = "PREFIXES", default_value = PREFIXES, value_delimiter = ',')]
     pub(crate) prefixes: Vec<String>,
     /// Most time for it; the same command goes on
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
@@ -51,6 +54,13 @@ pub(crate) struct Tune {
     /// File to write the choice to [default: the model's own, which --method auto reads]
     #[arg(long, short, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) output: Option<PathBuf>,
+}
+
+impl Tune {
+    /// Whether all methods are measured, behind all prefixes.
+    pub(crate) fn is_of_all(&self) -> bool {
+        self.methods.iter().eq(TUNED.split(';')) && self.prefixes.iter().eq(PREFIXES.split(','))
+    }
 }
 
 /// A number from 0 to 1.

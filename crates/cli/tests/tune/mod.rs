@@ -99,6 +99,18 @@ fn what_cannot_be_tuned_is_told() {
     let nothing = ["tune", "nowhere", "--model", "nothing.gguf"];
     early.run(&[&nothing[..], &["--methods", "a9"]].concat()).failed(2, &["a9"]);
     early.run(&[&nothing[..], &["--prefixes", "systems"]].concat()).failed(2, &["systems"]);
+    for option in [["--questions", "file"], ["--out", "folder"], ["--time-budget", "1m"]] {
+        early.run(&[&["tune", "--forget"], &option[..]].concat()).failed(2, &["--forget", option[0]]);
+    }
+    // Advice is said where it applies.
+    let file = early.write("bolts.md", BOLTS);
+    let said = |more: &[&str]| {
+        let words = ["tune", file.to_str().unwrap(), "--model", "nothing.gguf"];
+        let said = early.run(&[&words, more].concat()).failed(1, &["nothing.gguf", "up to "]).err;
+        (said.contains("about an hour"), said.contains("--time-budget 10m"))
+    };
+    assert_eq!(said(&[]), (true, true));
+    assert_eq!(said(&["--methods", "pie", "--time-budget", "1m"]), (false, false));
     if !real_model() {
         return;
     }
