@@ -274,7 +274,7 @@ impl Ingest {
 
     fn wait_for_storing(&mut self) -> Result<()> {
         DeviceFailure::catch(|| {
-            while !self.poll_storing()? {}
+            while !self.poll_storing(PATIENCE)? {}
             Ok(())
         })?
     }
