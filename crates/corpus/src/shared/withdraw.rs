@@ -1,6 +1,7 @@
 //! Removing a document's objects.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use refrain_store::ChunkKey;
 
@@ -10,6 +11,8 @@ use crate::error::{Error, Result};
 
 /// How often objects are looked for that others write beside a document while it is removed.
 const TRIES: usize = 4;
+/// Age at which what is left of an object in a folder is not that of a writer at work.
+const LEFT_AFTER: Duration = Duration::from_secs(60);
 
 impl SharedDocuments {
     /// Deletes a document's object and those beside it. An object with the keys of its chunks stays until the removal is finished, so
@@ -33,6 +36,11 @@ impl SharedDocuments {
             }
             for part in parts.keys.iter().chain(parts.pinned.then(|| PINNED.to_owned()).iter()) {
                 self.objects.delete(&place.name(part))?;
+            }
+            // A process that was killed while it wrote the document has left the text in the folder. The removal holds without this.
+            if let Err(error) = self.objects.remove_leftovers(&place.folder(), LEFT_AFTER) {
+                let id = &place.id;
+                tracing::warn!(%error, "what killed processes have left of document {id} is removed by `refrain store prune --delete`");
             }
             // A machine that writes beside the document looks for the document afterwards. So what is written after this listing belongs
             // to a document that is stored anew.

@@ -9,6 +9,7 @@ use object_store::path::Path as ObjectPath;
 use super::client::{Client, Failure};
 use super::link::MAX_CONCURRENT;
 use crate::ChunkKey;
+use crate::folder::STALE_AFTER;
 
 impl Client {
     /// Deletes all objects of chunks whose files are gone, those of aux tensors included, and says what is in the way, if
@@ -20,15 +21,21 @@ impl Client {
         let shards: BTreeSet<String> = keys.iter().map(|key| key.to_string()[..2].to_owned()).collect();
         let delete_shard = |shard: String| async move {
             let objects = self.objects_of(keys, &shard).await?;
-            let keys = keys.clone();
-            let goes = move |name: &str, _| key_of(name).is_some_and(|key| keys.contains(&key));
-            let mut trouble = self.remove_leftovers(&self.path(&shard), self.timeout, goes).await;
+            let mut trouble = Ok(());
             for object in objects {
                 match self.within(self.timeout, self.objects.delete(&object)).await {
                     Ok(()) | Err(Failure::Absent) => {}
                     Err(failure @ Failure::Failed(_)) => return Err(failure),
                     Err(failure) => trouble = Err(failure),
                 }
+            }
+            let keys = keys.clone();
+            let goes = move |name: &str| key_of(name).is_some_and(|key| keys.contains(&key));
+            if let Err(why) = self.remove_leftovers(&self.path(&shard), STALE_AFTER, goes).await {
+                tracing::warn!(
+                    %why,
+                    "files that killed processes have left of deleted chunks stay; `refrain store prune --delete` removes them"
+                );
             }
             trouble
         };

@@ -16,9 +16,6 @@ use super::link::MAX_CONCURRENT;
 use super::options::RemoteOptions;
 use crate::{Result, StoreError};
 
-/// How long all files of a folder may take to be looked at.
-const LONGEST_WALK: Duration = Duration::from_secs(3600);
-
 /// Objects of an object store, by names of `/`-separated parts. Clones share everything.
 ///
 /// Each call waits for the object store, within the time limits of chunks, and fails at once while the object store is left alone
@@ -175,7 +172,7 @@ impl Objects {
         self.wait(async move { client.create(&path, bytes.into()).await })
     }
 
-    /// Deletes an object, if it is there, and what a process that was killed while it wrote it has left in a folder.
+    /// Deletes an object, if it is there.
     ///
     /// # Errors
     /// If the object store does not answer, or refuses.
@@ -183,26 +180,20 @@ impl Objects {
         let (client, path) = (self.client.clone(), self.client.path(name));
         self.wait(async move {
             match client.within(client.timeout, client.objects.delete(&path)).await {
-                Ok(()) | Err(Failure::Absent) => {}
-                Err(failure) => return Err(failure),
+                Ok(()) | Err(Failure::Absent) => Ok(()),
+                Err(failure) => Err(failure),
             }
-            let parts: Vec<_> = path.parts().collect();
-            let Some((own, folder)) = parts.split_last() else { return Ok(()) };
-            let own = own.as_ref().to_owned();
-            let goes = move |name: &str, _| name == own;
-            client.remove_leftovers(&folder.iter().cloned().collect(), client.timeout, goes).await
         })
     }
 
-    /// Removes what processes that were killed while they wrote have left in a folder that machines share, where it is older than `age`.
+    /// Removes what processes that were killed while they wrote have left below a folder, where machines share files and it was written
+    /// `age` ago or earlier. A process that still writes has written lately.
     ///
     /// # Errors
-    /// If it cannot be removed.
-    pub fn remove_leftovers(&self, age: Duration) -> Result<()> {
-        let client = self.client.clone();
-        self.wait(async move {
-            client.remove_leftovers(&client.prefix, LONGEST_WALK, move |_, old| old >= age).await
-        })
+    /// If some of it cannot be removed. The rest is.
+    pub fn remove_leftovers(&self, folder: &str, age: Duration) -> Result<()> {
+        let (client, path) = (self.client.clone(), self.client.path(folder));
+        self.wait(async move { client.remove_leftovers(&path, age, |_| true).await })
     }
 
     /// The objects below a folder, or below the prefix without one, ascending by name: those whose names come behind `after`, another name

@@ -82,33 +82,36 @@ fn objects_are_created_read_replaced_listed_and_deleted() {
 
 /// A process that was killed while it wrote an object has left its bytes in the folder under a name that no listing has.
 #[test]
-fn what_was_left_of_an_object_goes_with_it_or_when_it_is_old() {
+fn what_was_left_of_objects_goes_when_it_is_old() {
     let shared = tempdir().unwrap();
     let (_folder, store, objects) = open(None, &format!("file://{}", shared.path().display()));
-    objects.put("of/name", Vec::new()).unwrap();
+    for name in ["of/name", "of/deep/name", "other/name"] {
+        objects.put(name, Vec::new()).unwrap();
+    }
     let chunk = super::numbered(1, 50);
     store.put(chunk.clone()).unwrap();
     super::library::sent(&store);
     let key = chunk.key().to_string();
     let of_chunk = format!("{}/{key}.safetensors", &key[..2]);
     assert!(shared.path().join(&of_chunk).exists());
-    let left = |names: &[&str]| -> Vec<String> {
-        names.iter().filter(|name| shared.path().join(name).exists()).map(|name| (*name).to_owned()).collect()
-    };
-    let names = ["of/name#1", "of/name#12", "of/other#1", "of/name#x", &format!("{of_chunk}#1")];
+    let (old, young) = (format!("{of_chunk}#1"), format!("{of_chunk}#2"));
+    let names = ["of/name#1", "of/deep/name#12", "of/name#x", "other/name#1", &old, &young];
     for name in names {
-        std::fs::write(shared.path().join(name), "text").unwrap();
+        let file = std::fs::File::create(shared.path().join(name)).unwrap();
+        let age = if name == young { 0 } else { 120 };
+        file.set_modified(SystemTime::now() - Duration::from_secs(age)).unwrap();
     }
+    let left = || names.map(|name| shared.path().join(name).exists());
     objects.delete("of/name").unwrap();
-    assert_eq!(left(&names), names[2..]);
     store.delete(&[chunk.key()]).unwrap();
-    assert_eq!(left(&names), names[2..4]);
-    objects.remove_leftovers(Duration::from_secs(86400)).unwrap();
-    assert_eq!(left(&names), names[2..4], "it is young");
-    let file = std::fs::File::options().write(true).open(shared.path().join(names[2])).unwrap();
-    file.set_modified(SystemTime::now() - Duration::from_secs(2 * 86400)).unwrap();
-    objects.remove_leftovers(Duration::from_secs(86400)).unwrap();
-    assert_eq!(left(&names), names[3..4]);
+    assert_eq!(left(), [true, true, true, true, false, true], "a writer may be at work on the young one");
+    objects.remove_leftovers("of", Duration::from_secs(600)).unwrap();
+    assert_eq!(left(), [true, true, true, true, false, true]);
+    objects.remove_leftovers("of", Duration::from_secs(60)).unwrap();
+    assert_eq!(left(), [false, false, true, true, false, true]);
+    objects.remove_leftovers("none", Duration::ZERO).unwrap();
+    assert!(objects.remove_leftovers("other/name", Duration::ZERO).is_err(), "it is no folder");
+    assert_eq!(objects.down(), None);
 }
 
 #[test]

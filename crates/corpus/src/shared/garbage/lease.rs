@@ -12,7 +12,7 @@ use refrain_store::Objects;
 use crate::error::{Error, Result};
 
 /// The folder of leases, and of what else collectors write.
-const GARBAGE: &str = "garbage";
+pub(super) const GARBAGE: &str = "garbage";
 /// Parts of its time in which a lease is renewed.
 const RENEWALS: u32 = 5;
 /// The longest pause between two looks at another's lease.

@@ -20,9 +20,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use refrain_store::{ChunkKey, Objects};
 use serde::{Deserialize, Serialize};
 
-use self::lease::Lease;
+use self::lease::{GARBAGE, Lease};
 use self::named::Named;
-use super::objects::{decode, encode};
+use super::objects::{CHANGES, DOCUMENTS, decode, encode};
 use super::parallel::in_parallel;
 use crate::error::{Error, Result};
 
@@ -180,9 +180,22 @@ impl<'a> Collector<'a> {
                 self.noted.remove(&stored.key.to_string());
             }
         }
-        self.objects.remove_leftovers(LEFT_AFTER)?;
         self.note()?;
+        self.remove_leftovers();
         Ok(self.report)
+    }
+
+    /// Removes what killed processes have left in the folders that hold chunks and documents, and in no other: a folder that machines share may
+    /// be the root of a mount, with folders of the system's own. Best effort: the next collector removes what stays.
+    fn remove_leftovers(&self) {
+        let shards = (0..=u8::MAX).map(|shard| format!("{shard:02x}"));
+        let folders = shards.chain([DOCUMENTS, CHANGES, GARBAGE].map(str::to_owned));
+        let remove = |folder: String| self.objects.remove_leftovers(&folder, LEFT_AFTER).err();
+        let failures: Vec<_> = folders.filter_map(remove).collect();
+        if let Some(error) = failures.first() {
+            let folders = failures.len();
+            tracing::warn!(%error, folders, "what killed processes have left is not removed");
+        }
     }
 
     fn note(&self) -> Result<()> {

@@ -1,13 +1,14 @@
 //! Collecting garbage: nothing that a document names is deleted, though others work or die meanwhile.
 
 use std::mem::forget;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Instant, SystemTime};
 
 use refrain_store::ChunkKey;
 
 use super::*;
-use crate::conformance::{key, put};
+use crate::conformance::{key, put, remove_all};
 use crate::error::Error;
 use crate::shared::objects::{DOCUMENT, place_of};
 use crate::shared::{Collector, GarbageOptions, GarbageReport};
@@ -209,11 +210,36 @@ fn what_a_killed_process_has_left_in_a_folder_goes_when_it_is_old() {
     let folder = Folder(tempdir().unwrap());
     let one = folder.machine();
     put(&one.documents, "", "text", &[1]).unwrap();
-    let old = SystemTime::now() - 2 * LONG;
-    let left = ["old.json#1", "young.json#1"].map(|name| folder.0.path().join("library/changes").join(name));
-    for (path, written) in left.iter().zip([old, SystemTime::now()]) {
-        std::fs::File::create(path).unwrap().set_modified(written).unwrap();
-    }
+    let library = folder.0.path().join("library");
+    std::fs::create_dir(library.join(".snapshot")).unwrap();
+    // A shard that cannot be read does not stop the others.
+    std::fs::write(library.join("0a"), "").unwrap();
+    let names = ["changes/old.json#1", "changes/young.json#1", ".snapshot/of another program#1"];
+    let left = names.map(|name| leave(&library.join(name), 2 * LONG));
+    leave(&left[1], NOW);
     collect(&one.objects, &options(LONG, LONG));
-    assert_eq!(left.map(|path| path.exists()), [false, true]);
+    assert_eq!(left.map(|path| path.exists()), [false, true, true]);
+}
+
+/// A process that was killed while it wrote a document has left its text in the folder.
+#[test]
+fn what_a_killed_process_has_left_of_a_document_goes_with_it() {
+    let folder = Folder(tempdir().unwrap());
+    let one = folder.machine();
+    let id = put(&one.documents, "", "text", &[1]).unwrap().id;
+    let place = folder.0.path().join("library").join(place_of("", &id).folder());
+    let old = leave(&place.join("document.json#1"), Duration::from_secs(120));
+    let young = leave(&place.join("document.json#2"), NOW);
+    remove_all(&one.documents, "", &id);
+    assert_eq!(
+        [old, young].map(|path| path.exists()),
+        [false, true],
+        "a writer may be at work on the young one"
+    );
+}
+
+/// Leaves a file that was last written some time ago.
+fn leave(path: &Path, age: Duration) -> PathBuf {
+    std::fs::File::create(path).unwrap().set_modified(SystemTime::now() - age).unwrap();
+    path.to_owned()
 }
