@@ -97,7 +97,7 @@ impl RemoteOptions {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let (objects, prefix) = parse_url_opts(&url, given).map_err(|error| failed(error.to_string()))?;
         if url.scheme() == "file" {
-            // An object whose writing was confirmed must be there after a loss of power: it counts as withdrawn where it is missing.
+            // An object whose writing was confirmed must be there after a loss of power: a document without its object counts as lost.
             return Ok((Arc::new(LocalFileSystem::new().with_fsync(true)), prefix));
         }
         Ok((objects.into(), prefix))

@@ -185,7 +185,6 @@ fn an_object_store_without_conditional_requests_is_used_without_them() {
     }
 }
 
-/// A mistyped folder is not filled with chunks.
 /// An object store that answers and takes nothing is read, and gets what waits once it takes something.
 #[test]
 fn an_object_store_without_room_is_read() {
@@ -207,6 +206,7 @@ fn an_object_store_without_room_is_read() {
     sent(&two);
 }
 
+/// A mistyped folder is not filled with chunks.
 #[test]
 fn a_folder_of_other_files_is_refused() {
     let (shared, folder) = (tempdir().unwrap(), tempdir().unwrap());
