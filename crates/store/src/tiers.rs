@@ -229,9 +229,11 @@ impl Tiers {
     /// Removes a broken file of a chunk and counts it. Never fails: a file that cannot be removed is left and counted.
     pub(crate) fn repair(&self, key: &ChunkKey, path: PathBuf, problem: Problem) {
         let bytes = path.metadata().map_or(0, |metadata| metadata.len());
+        let disk = self.disk.as_ref().filter(|_| problem.is_permanent());
+        let counted = disk.and_then(|disk| disk.row(key).ok().flatten());
         let removed = problem.is_permanent() && remove(&path).unwrap_or(false);
-        if removed && let Some(disk) = &self.disk {
-            disk.uncount(key, bytes);
+        if removed && let (Some(disk), Some(counted)) = (disk, counted) {
+            disk.uncount(key, &counted, bytes);
         }
         self.record(Repair { path, problem, removed });
     }

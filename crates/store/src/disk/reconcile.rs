@@ -58,11 +58,12 @@ impl Disk {
         Ok(report)
     }
 
-    /// Takes a broken file that was removed out of the row of its chunk, which counts it. Pins and times to live stay for the chunk's next
-    /// file. Best effort: `gc` corrects what is left.
-    pub(crate) fn uncount(&self, key: &ChunkKey, removed: u64) {
+    /// Takes the bytes of a broken file that was removed out of the row of its chunk, unless the row has been changed since it was
+    /// `counted`: the chunk may have been stored again. Pins and times to live stay for the chunk's next file. Best effort: `gc` corrects
+    /// a row that counts too much.
+    pub(crate) fn uncount(&self, key: &ChunkKey, counted: &IndexRow, removed: u64) {
         let uncount = |tables: &mut Tables<'_>| {
-            let Some(row) = tables.row(key)? else { return Ok(()) };
+            let Some(row) = tables.row(key)?.filter(|row| row == counted) else { return Ok(()) };
             let bytes = match is_recent(row.entered) {
                 // A file that another process is writing stays in it.
                 true => row.bytes.saturating_sub(removed),

@@ -12,6 +12,7 @@ use tempfile::{TempDir, tempdir};
 
 use super::store::{files, path, stored};
 use super::{chunk_of, numbered};
+use crate::disk::Disk;
 use crate::disk::eviction::choose_victims;
 use crate::file_names::INDEX;
 use crate::index::{COMMITS, Index, IndexRow, ROWS_READ, Tables};
@@ -194,6 +195,21 @@ fn a_time_to_live_never_shortens_what_was_asked_for_and_begins_anew_when_it_was_
     stored(plain.put(b.clone()).unwrap());
     assert_eq!(expires(&b), None);
     assert!(plain.get(b.id()).unwrap().is_some());
+}
+
+/// Another process stores the chunk again between the removal of its broken file and the correction of its row.
+#[test]
+fn a_chunk_that_is_stored_again_while_it_is_repaired_counts_its_bytes() {
+    let dir = tempdir().unwrap();
+    let (store, chunk) = (limited(&dir, |_| ()), numbered(1, 50));
+    stored(store.put(chunk.clone()).unwrap());
+    change_rows(dir.path(), |row| row.entered -= 3600);
+    let repairing = Disk::open(dir.path(), Limits::memory(0), false).unwrap();
+    let counted = repairing.row(&chunk.key()).unwrap().unwrap();
+    fs::remove_file(path(&store, &chunk)).unwrap();
+    stored(store.put(chunk.clone()).unwrap());
+    repairing.uncount(&chunk.key(), &counted, size());
+    assert_eq!(store.stats().disk_bytes, size());
 }
 
 /// A broken file that is removed and computed again, time after time, counts once.
