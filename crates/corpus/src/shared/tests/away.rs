@@ -143,10 +143,16 @@ fn changes_without_the_object_store_are_noted_in_a_folder_that_was_shared() {
     let local = LocalDocuments::open(Some(folder.path()), u64::MAX).unwrap();
     let new = put(&local, "", "new", &[2]).unwrap();
     assert_eq!(new.published, None);
-    remove_all(&local, "", &id);
+    // A chunk that a question has stored goes with the document, in the object store as well.
+    let removal = DocumentStore::remove(&local, "", &id, &[key(7)]).unwrap();
+    DocumentStore::finish_removal(&local, "", &id, &removal.keys).unwrap();
     drop(local);
     let one = Machine::in_folder(folder, &options);
     sync(&one.documents);
+    let removal = (String::new(), id.clone(), [1, 7].map(key).to_vec());
+    assert_eq!(one.documents.unfinished_removals().unwrap(), [removal]);
+    one.documents.finish_removal("", &id, &[1, 7].map(key)).unwrap();
+    assert!(one.documents.unfinished_removals().unwrap().is_empty());
     assert_eq!(list(&one.documents, "").len(), 1, "it does not come back");
     let kinds: Vec<_> = sync(&two.documents).into_iter().map(|change| (change.id, change.kind)).collect();
     assert!(
