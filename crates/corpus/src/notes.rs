@@ -9,7 +9,7 @@ use redb::{ReadTransaction, ReadableTable, TableDefinition, WriteTransaction};
 use serde::{Deserialize, Serialize};
 
 use crate::database::Transacted;
-use crate::tables::METADATA;
+use crate::tables::{METADATA, StoredDocument};
 
 /// Namespace and id to the flags of [`Note`] (u8) and when it was noted, nanoseconds since 1970 (u64).
 pub(super) const UNSENT: TableDefinition<(&str, &str), (u8, u64)> = TableDefinition::new("unsent, version 1");
@@ -132,12 +132,14 @@ pub(super) fn noted(transaction: &WriteTransaction, namespace: &str, id: &str) -
     Ok(row.map(Note::of_flags))
 }
 
-/// Notes all documents as stored, with their pins, and takes up `state`. `before` is that of their notes.
+/// Notes all documents as stored, and takes up `state`. `before` is that of their notes. A document that comes to an object store for the
+/// first time brings its pin along; one that comes back has the pin that it has there.
 pub(super) fn note_all(transaction: &WriteTransaction, state: &SharingState, before: bool) -> Transacted<()> {
     for row in transaction.open_table(METADATA)?.iter()? {
-        let (key, _) = row?;
+        let (key, value) = row?;
         let (namespace, id) = key.value();
-        note(transaction, namespace, id, Note { pin: true, before, ..Note::PUT })?;
+        let stored: StoredDocument = serde_json::from_slice(value.value())?;
+        note(transaction, namespace, id, Note { pin: stored.pinned && !before, before, ..Note::PUT })?;
     }
     set_state(transaction, state)
 }

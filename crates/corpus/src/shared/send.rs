@@ -103,6 +103,8 @@ impl SharedDocuments {
         }
         for _ in 0..TRIES {
             let mut written = self.objects.create(&name, object.clone())?;
+            // Others may have changed the pin of a document that comes back. The listing that follows takes it up, and tells of it.
+            let keeps_pin = note.before && !note.pin && written.is_none();
             let mut is_beside = false;
             if written.is_none() {
                 // The tag of the object that is read, or of one before it.
@@ -119,12 +121,13 @@ impl SharedDocuments {
                         is_beside =
                             self.add_keys(namespace, place, &keys, &[&found.keys[..], &beside].concat())?;
                         let found = Some((&found, parts.e_tag.clone()));
-                        self.local.adopt(namespace, &place.id, found, parts.pinned, &beside)?;
+                        let pinned = if keeps_pin { stored.pinned } else { parts.pinned };
+                        self.local.adopt(namespace, &place.id, found, pinned, &beside)?;
                     }
                 }
             }
             let is_pinned = self.local.get(namespace, &place.id).is_ok_and(|stored| stored.pinned);
-            if note.pin || is_pinned {
+            if !keeps_pin && (note.pin || is_pinned) {
                 self.write_pin(place, is_pinned)?;
                 is_beside = true;
             }

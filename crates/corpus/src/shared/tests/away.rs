@@ -120,12 +120,17 @@ fn documents_that_were_there_before_are_shared() {
     let stored = put(&local, "x", "text", &[1]).unwrap();
     DocumentStore::set_pinned(&local, "x", &stored.id, true).unwrap();
     assert_eq!(stored.published, None);
+    let theirs = put(&local, "x", "theirs", &[1]).unwrap().id;
     drop(local);
+    let other = memory.machine();
+    put(&other.documents, "x", "theirs", &[1]).unwrap();
+    other.documents.set_pinned("x", &theirs, true).unwrap();
     let one = Machine::in_folder(folder, &memory.options());
     assert_eq!(one.documents.local.get("x", &stored.id).unwrap().published, Some(false));
     sync(&one.documents);
     let two = memory.machine();
-    assert_eq!(sync(&two.documents).len(), 1);
+    assert_eq!(sync(&two.documents).len(), 2);
+    assert!(two.documents.local.get("x", &theirs).unwrap().pinned, "a pin is not undone");
     let found = two.documents.local.get("x", &stored.id).unwrap();
     assert!(found.pinned && found.created == stored.created);
     assert_eq!(two.documents.local.chunk_keys("x", &stored.id).unwrap(), [key(1)]);
@@ -297,6 +302,31 @@ fn a_machine_that_comes_back_brings_no_removed_document() {
     let mut expected = [kept, new];
     expected.sort();
     assert!(contents(&one).into_iter().map(|(id, ..)| id).eq(expected));
+}
+
+/// A machine that used another object store in between follows the pins that were changed meanwhile.
+#[test]
+fn a_machine_that_comes_back_undoes_no_pin() {
+    let (memory, elsewhere) = (Memory::new(), Memory::new());
+    let (one, two) = (memory.machine(), memory.machine());
+    let [first, second] = ["a", "b"].map(|text| put(&one.documents, "", text, &[1]).unwrap().id);
+    one.documents.set_pinned("", &second, true).unwrap();
+    sync(&two.documents);
+    let folder = two.folder.clone();
+    drop(two);
+    let two = Machine::in_folder(folder.clone(), &elsewhere.options());
+    two.list_next();
+    sync(&two.documents);
+    drop(two);
+    one.documents.set_pinned("", &first, true).unwrap();
+    one.documents.set_pinned("", &second, false).unwrap();
+    let two = Machine::in_folder(folder, &memory.options());
+    two.list_next();
+    let changes = sync(&two.documents);
+    let pinned = |id: &str, pinned| changes.contains(&Change::new("", id, ChangeKind::Pinned(pinned)));
+    assert!(changes.len() == 2 && pinned(&first, true) && pinned(&second, false), "{changes:?}");
+    assert_eq!(sync(&one.documents), []);
+    assert_eq!(contents(&one), contents(&two));
 }
 
 /// A change whose announcement was interrupted is announced by the next program, though it finds the objects changed.
