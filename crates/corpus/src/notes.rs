@@ -85,7 +85,7 @@ pub(crate) struct SharingState {
     pub(crate) cursor: u64,
     /// When the changes were last followed, seconds since 1970.
     pub(crate) polled: u64,
-    /// When all documents were last listed, seconds since 1970.
+    /// When all documents were last listed, seconds since 1970; 0 before they were.
     pub(crate) listed: u64,
 }
 

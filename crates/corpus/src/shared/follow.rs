@@ -63,11 +63,12 @@ impl SharedDocuments {
         let failed = if lists {
             // A change that is announced after this is followed the next time, whether or not this listing has it.
             state.cursor = self.announced(followed)?;
-            let may_be_forgotten = since(state.listed) >= REMOVED_FOR;
+            // A library that was never listed was not left for a month, and neither was one that was listed later than this clock says.
+            let may_be_forgotten = (1..=began.saturating_sub(REMOVED_FOR)).contains(&state.listed);
             state.listed = began;
-            self.list_all(may_be_forgotten, keys_of, applied)?
+            self.list_all(sends, may_be_forgotten, keys_of, applied)?
         } else {
-            let (cursor, failed) = self.poll(&state, followed, keys_of, applied)?;
+            let (cursor, failed) = self.poll(&state, sends, followed, keys_of, applied)?;
             state.cursor = cursor;
             failed
         };
@@ -105,6 +106,7 @@ impl SharedDocuments {
     fn poll(
         &self,
         state: &SharingState,
+        sends: bool,
         followed: &mut HashSet<String>,
         keys_of: Option<&KeysOf<'_>>,
         applied: &mut Applied<'_>,
@@ -125,7 +127,8 @@ impl SharedDocuments {
             }
             let documents: Vec<(String, String)> = documents.into_iter().collect();
             for some in documents.chunks(BATCH) {
-                let look = |(namespace, id): &(String, String)| self.look(namespace, id, false, keys_of);
+                let look =
+                    |(namespace, id): &(String, String)| self.look(namespace, id, sends, false, keys_of);
                 failed.extend(self.apply(in_parallel(some, look), applied)?);
             }
             followed.extend(batch.iter().map(|name| (*name).clone()));

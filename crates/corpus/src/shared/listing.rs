@@ -8,7 +8,7 @@ use super::objects::{
     DOCUMENTS, LIBRARY, LibraryObject, MOST_BYTES, Place, REMOVED, decode, encode, place_of,
 };
 use super::parallel::in_parallel;
-use super::parts::{Parts, REMOVED_FOR};
+use super::parts::{CLOCKS_DIFFER, Parts, REMOVED_FOR};
 use crate::document_store::{Applied, Change, KeysOf};
 use crate::error::{Error, Result};
 use crate::notes::SharingState;
@@ -17,8 +17,8 @@ use crate::notes::SharingState;
 pub(super) const BATCH: usize = 256;
 /// A removal that has not been finished for so long was left by a machine that stopped.
 const ABANDONED_AFTER: Duration = Duration::from_secs(600);
-/// So long stays the object that says that a document was removed: a day more than machines count on, for clocks that differ.
-const FORGOTTEN_AFTER: Duration = Duration::from_secs(REMOVED_FOR + 86400);
+/// So long stays the object that says that a document was removed: longer than machines count on, for clocks that differ.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(REMOVED_FOR + CLOCKS_DIFFER);
 
 /// A document of which replica and objects differ by their names.
 enum Difference {
@@ -66,9 +66,11 @@ impl SharedDocuments {
         Err(Error::Sharing(format!("{LIBRARY} of {} is gone again", self.objects.url())))
     }
 
-    /// Brings the replica in line with all objects, but for those of documents whose errors it gives.
+    /// Brings the replica in line with all objects, but for those of documents whose errors it gives. `sends` and `may_be_forgotten` are
+    /// those of [`look`](SharedDocuments::look).
     pub(super) fn list_all(
         &self,
+        sends: bool,
         may_be_forgotten: bool,
         keys_of: Option<&KeysOf<'_>>,
         applied: &mut Applied<'_>,
@@ -77,7 +79,9 @@ impl SharedDocuments {
         for batch in self.differences()?.chunks(BATCH) {
             let outcomes = in_parallel(batch, |difference| match difference {
                 Difference::Lacking(place, parts) => self.bring_listed(place, parts),
-                Difference::Stale(namespace, id) => self.look(namespace, id, may_be_forgotten, keys_of),
+                Difference::Stale(namespace, id) => {
+                    self.look(namespace, id, sends, may_be_forgotten, keys_of)
+                }
                 Difference::Abandoned(place, parts) => self.take_up_removal(place, parts).map(|()| None),
                 // A machine that may not delete objects leaves it to machines that may.
                 Difference::Forgotten(place) => {

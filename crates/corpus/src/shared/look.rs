@@ -9,12 +9,14 @@ use crate::notes::{Note, may_follow};
 
 impl SharedDocuments {
     /// Brings the replica of a document in line with its objects, unless this machine has changed it and they are not told. Gives what
-    /// has changed in the replica, if something has. A document without objects is brought to the object store again, unless a
-    /// machine has removed it, or `may_be_forgotten`: its removal may lie so far back that no object remembers it.
+    /// has changed in the replica, if something has. A document whose objects are broken or gone is brought to the object store again if
+    /// `sends` is true. One that a machine has removed is removed here, and one without objects as well if `may_be_forgotten` is true: its
+    /// removal may lie so far back that no object remembers it.
     pub(super) fn look(
         &self,
         namespace: &str,
         id: &str,
+        sends: bool,
         may_be_forgotten: bool,
         keys_of: Option<&KeysOf<'_>>,
     ) -> Result<Option<Change>> {
@@ -45,16 +47,26 @@ impl SharedDocuments {
                 let keys = self.all_keys(&place, &parts.keys)?;
                 self.local.adopt(namespace, id, found, parts.pinned, &keys)?;
                 // At once and without a note: a note that is told late would bring a document back that was removed meanwhile.
-                if is_broken && let Err(error) = self.publish(namespace, &place, Note::PUT) {
+                if sends
+                    && is_broken
+                    && let Err(error) = self.publish(namespace, &place, Note::PUT)
+                {
                     tracing::warn!(%error, "the broken object of document {id} is replaced later");
                 }
                 let pinned = self.local.get(namespace, id).map_or(known.pinned, |now| now.pinned);
                 Ok(if pinned == known.pinned { None } else { change(ChangeKind::Pinned(pinned)) })
             }
             // The second look: the first one may have begun before another machine removed the document, and ended after.
-            Some(_) if !may_be_forgotten && !parts.is_removed() && !self.parts(&place)?.is_removed() => {
-                tracing::warn!("{} has lost document {id}, which is brought there again", self.objects.url());
-                self.publish(namespace, &place, Note::PUT)?;
+            Some(known)
+                if !may_be_forgotten
+                    && !parts.is_removed(known.created)
+                    && !self.parts(&place)?.is_removed(known.created) =>
+            {
+                if sends {
+                    let url = self.objects.url();
+                    tracing::warn!("{url} has lost document {id}, which is brought there again");
+                    self.publish(namespace, &place, Note::PUT)?;
+                }
                 Ok(None)
             }
             Some(_) => {

@@ -15,6 +15,8 @@ use crate::replica::FoundDocument;
 /// Seconds for which objects say that a document was removed. A machine that was away for longer takes a document without objects for
 /// a removed one.
 pub(super) const REMOVED_FOR: u64 = 30 * 86400;
+/// Seconds by which a machine's clock and that of the object store may differ before a removed document counts as one that was stored again.
+pub(super) const CLOCKS_DIFFER: u64 = 86400;
 
 /// The objects of a document, by the last parts of their names.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -38,16 +40,24 @@ impl Parts {
         self.e_tag.is_some() && self.e_tag.as_ref() != e_tag
     }
 
-    /// Whether a machine has removed the document. A document whose objects are gone without that was lost: the object store was
-    /// emptied, or has expired them.
-    pub(super) fn is_removed(&self) -> bool {
-        !self.document && (self.removed.is_some() || !self.removals.is_empty())
+    /// Whether a machine has removed the document that was created at this time, seconds since 1970. A document whose objects are gone
+    /// without that was lost: the object store was emptied, or has expired them. What remembers a removal stays when the document is
+    /// stored again, and says nothing of a document that is clearly younger.
+    pub(super) fn is_removed(&self, created: u64) -> bool {
+        let is_removed = self
+            .removed_at()
+            .map_or(!self.removals.is_empty(), |removed| removed.saturating_add(CLOCKS_DIFFER) >= created);
+        !self.document && is_removed
     }
 
-    /// Whether a machine has removed the document that was created at this time, seconds since 1970.
+    /// Whether a machine has removed the document after this time, seconds since 1970, by clocks as they are.
     pub(super) fn is_removed_since(&self, created: u64) -> bool {
-        let removed = self.removed.and_then(|removed| removed.duration_since(UNIX_EPOCH).ok());
-        !self.document && removed.is_some_and(|removed| removed.as_secs() >= created)
+        !self.document && self.removed_at().is_some_and(|removed| removed >= created)
+    }
+
+    /// When the document was last removed, in seconds since 1970 by the object store's clock.
+    fn removed_at(&self) -> Option<u64> {
+        Some(self.removed?.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())
     }
 
     /// Adds an object of the document.

@@ -9,8 +9,9 @@ use crate::conformance::{key, list, put, remove, remove_all, sync};
 use crate::document_store::{Applied, Change, ChangeKind, DocumentStore};
 use crate::error::{Error, Result};
 use crate::local::LocalDocuments;
+use crate::notes::SharingState;
 use crate::shared::SharedDocuments;
-use crate::shared::objects::place_of;
+use crate::shared::objects::{DOCUMENT, place_of};
 
 pub(super) fn try_sync(documents: &SharedDocuments) -> Result<()> {
     let applied: &mut Applied<'_> = &mut |_| Ok(());
@@ -199,6 +200,52 @@ fn an_object_store_that_was_emptied_takes_no_document() {
     }
 }
 
+/// Documents that are deleted from the object store between a machine's sending and its listing are brought again, also after a clock was set
+/// back.
+#[test]
+fn an_object_store_that_was_emptied_before_its_first_listing_takes_no_document() {
+    let memory = Memory::new();
+    let one = memory.machine();
+    put(&one.documents, "", "text", &[1]).unwrap();
+    sync(&one.documents);
+    let empty = || one.names().iter().for_each(|name| one.objects.delete(name).unwrap());
+    one.objects.delete("library.json").unwrap();
+    let mut state = one.documents.local.sharing_state().unwrap();
+    one.documents.check_library(&mut state, true).unwrap();
+    one.documents.send_all().unwrap();
+    empty();
+    assert_eq!(sync(&one.documents), []);
+    assert_eq!(one.names().len(), 1);
+    let state = one.documents.local.sharing_state().unwrap();
+    let listed = crate::notes::now().as_secs() + 60;
+    one.documents.local.set_sharing_state(&SharingState { listed, ..state }).unwrap();
+    empty();
+    assert_eq!(sync(&one.documents), []);
+    assert_eq!(one.names().len(), 1);
+}
+
+/// An earlier removal is no removal of a document that was stored again since.
+#[test]
+fn a_document_that_was_stored_again_and_is_lost_is_brought_again() {
+    let memory = Memory::new();
+    let one = memory.machine();
+    let id = put(&one.documents, "", "text", &[1]).unwrap().id;
+    remove_all(&one.documents, "", &id);
+    put(&one.documents, "", "text", &[1]).unwrap();
+    sync(&one.documents);
+    let place = place_of("", &id);
+    // As when it is stored again two days later.
+    let mut found = one.documents.document_in(&place).unwrap().unwrap().unwrap();
+    found.created += 2 * 86400;
+    let e_tag = one.documents.local.get("", &id).unwrap().e_tag;
+    one.documents.local.adopt("", &id, Some((&found, e_tag)), false, &[]).unwrap();
+    one.objects.delete(&place.name(DOCUMENT)).unwrap();
+    assert!(one.documents.parts(&place).unwrap().removed.is_some());
+    one.list_next();
+    assert_eq!(sync(&one.documents), []);
+    assert!(one.documents.parts(&place).unwrap().document);
+}
+
 /// A removal is remembered for a month, and a machine that was away for longer removes what has no objects.
 #[test]
 fn a_machine_that_was_away_for_a_month_forgets_what_has_no_objects() {
@@ -266,6 +313,19 @@ fn a_pull_sends_nothing() {
     assert_eq!(list(&other.documents, "").len(), 1);
     assert_eq!(sync(&other.documents), []);
     assert_eq!(published(&one), (Some(false), Some(true)));
+    // Lost and broken objects are left to machines that send.
+    let object = place_of("", &theirs).name(DOCUMENT);
+    one.objects.delete(&object).unwrap();
+    one.list_next();
+    assert_eq!(pull(&one), []);
+    assert_eq!(one.objects.get(&object, 1 << 20).unwrap(), None);
+    one.objects.put(&object, b"broken".to_vec()).unwrap();
+    one.list_next();
+    assert_eq!(pull(&one), []);
+    assert_eq!(one.objects.get(&object, 1 << 20).unwrap().unwrap(), b"broken");
+    other.list_next();
+    assert_eq!(sync(&other.documents), []);
+    assert_ne!(one.objects.get(&object, 1 << 20).unwrap().unwrap(), b"broken");
     drop(one);
     let elsewhere = Folder(tempfile::tempdir().unwrap());
     let one = Machine::in_folder(folder, &elsewhere.options());
