@@ -6,11 +6,17 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::Duration;
 
 use axum::Router;
+use axum::extract::Request;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::{Next, from_fn, map_response};
+use axum::response::{IntoResponse as _, Response};
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
@@ -24,12 +30,27 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 
 use crate::api::router;
+use crate::api_error::ApiError;
 use crate::app::App;
 use crate::client_stream::{ClientStream, ReadAhead};
 use crate::error::Error;
 
-/// Most open connections; further ones wait to be accepted.
+/// Most open connections for requests of every kind.
 const MAX_CONNECTIONS: usize = 1024;
+
+/// Most open connections beyond [`MAX_CONNECTIONS`], on which [`PROBES`] are answered and all else is refused: a server that is busy must not look
+/// dead. Further connections wait to be accepted.
+const PROBE_CONNECTIONS: usize = 64;
+
+/// Paths by which others learn how a server is.
+const PROBES: [&str; 4] = ["/health", "/ready", "/metrics", "/internal/report"];
+
+/// Most time from a response to the next request on its connection. Google's balancers use a connection again for 600 seconds and others for
+/// less, and a request that is sent while its connection is being closed is lost.
+const KEEP_ALIVE: Duration = Duration::from_secs(620);
+
+/// Seconds after which a request can be sent again that was refused for the number of connections.
+const RETRY_CONNECTION: u64 = 5;
 
 /// The least time for the last events of streams, once nothing is computed any more.
 const LAST_EVENTS: Duration = Duration::from_secs(5);
@@ -39,6 +60,7 @@ const LAST_EVENTS: Duration = Duration::from_secs(5);
 pub struct Listener {
     listener: TcpListener,
     tls: Option<Arc<ServerConfig>>,
+    max_connections: usize,
 }
 
 /// The TLS configuration of a certificate chain and its private key, from PEM files.
@@ -68,7 +90,7 @@ impl Listener {
     /// If the address is in use or is not one of this machine's.
     pub async fn bind(address: SocketAddr, tls: Option<Arc<ServerConfig>>) -> Result<Listener, Error> {
         let listener = TcpListener::bind(address).await.map_err(|source| Error::Bind { address, source })?;
-        Ok(Listener { listener, tls })
+        Ok(Listener { listener, tls, max_connections: MAX_CONNECTIONS })
     }
 
     /// The bound address; its port is the one that the system chose for port 0.
@@ -96,8 +118,9 @@ impl Listener {
         let _ = tokio::task::spawn_blocking(move || app.state.engine.store().flush()).await;
     }
 
-    /// Serves routes until `stop` completes, then accepts no more connections, and waits for `drain`, and for the ends of responses until
-    /// `shutdown` is over, but for some seconds in any case. A client has `limit` for the head of a request, and for taking what it is sent.
+    /// Serves routes until `stop` completes, then accepts no more connections, closes those that are idle, and waits for `drain`, and for the
+    /// ends of responses until `shutdown` is over, but for some seconds in any case. A client has `limit` for the head of its first request, and
+    /// for taking what it is sent.
     pub async fn serve_routes(
         self,
         router: Router,
@@ -105,7 +128,10 @@ impl Listener {
         stop: impl Future<Output = ()>,
         drain: impl Future<Output = ()>,
     ) {
-        let (graceful, permits) = (GracefulShutdown::new(), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
+        let permits = Arc::new(Semaphore::new(self.max_connections + PROBE_CONNECTIONS));
+        let router = self.kept_while_few(router, &permits);
+        let probed = router.clone().layer(from_fn(refuse_all_but_probes));
+        let graceful = GracefulShutdown::new();
         let mut stop = pin!(stop);
         loop {
             let accept = async {
@@ -115,7 +141,10 @@ impl Listener {
             tokio::select! {
                 () = &mut stop => break,
                 (accepted, permit) = accept => match (accepted, permit) {
-                    (Ok((stream, _)), Ok(permit)) => self.spawn(stream, permit, &router, limit, &graceful),
+                    (Ok((stream, _)), Ok(permit)) => {
+                        let is_full = permits.available_permits() < PROBE_CONNECTIONS;
+                        self.spawn(stream, permit, if is_full { &probed } else { &router }, limit, &graceful);
+                    }
                     // Most likely too many files are open, and some will close soon.
                     (Err(error), _) => {
                         tracing::warn!(%error, "a connection could not be accepted");
@@ -127,10 +156,24 @@ impl Listener {
         }
         drop(self.listener);
         let until = Instant::now() + shutdown;
+        // Connections close before `drain` is over: a request on one of them would be refused, and a client would try it there again and again.
+        let closed = tokio::spawn(graceful.shutdown());
         drain.await;
         // Files may still be read and documents stored, and the last events of streams may not have been sent yet.
         let until = until.max(Instant::now() + LAST_EVENTS);
-        let _ = timeout_at(until, graceful.shutdown()).await;
+        let _ = timeout_at(until, closed).await;
+    }
+
+    /// Routes whose responses close their connections while fewer than a quarter of `permits` are free, so that idle connections leave room for
+    /// others.
+    fn kept_while_few(&self, router: Router, permits: &Arc<Semaphore>) -> Router {
+        let (permits, least) = (permits.clone(), PROBE_CONNECTIONS + self.max_connections / 4);
+        router.layer(map_response(move |mut response: Response| {
+            if permits.available_permits() < least {
+                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            std::future::ready(response)
+        }))
     }
 
     /// Serves a connection in a task of its own, which holds `permit` until the connection ends.
@@ -159,6 +202,19 @@ impl Listener {
     }
 }
 
+/// Answers [`PROBES`], and refuses all other requests.
+async fn refuse_all_but_probes(request: Request, next: Next) -> Response {
+    if PROBES.contains(&request.uri().path()) {
+        return next.run(request).await;
+    }
+    let message = "the server has as many open connections as it takes: send the request again later";
+    let mut error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("too_many_connections");
+    error.retry_after = Some(RETRY_CONNECTION);
+    let mut refused = error.into_response();
+    refused.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    refused
+}
+
 /// Serves one connection until it ends.
 async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -169,15 +225,26 @@ async fn serve_connection(
 ) {
     let stream = ClientStream::new(stream, limit);
     let client = stream.clone();
+    let has_asked = Arc::new(AtomicBool::new(false));
+    let (router, asked) = (TowerToHyperService::new(router), has_asked.clone());
+    let service = service_fn(move |request| {
+        asked.store(true, Relaxed);
+        router.call(request)
+    });
+    // The time for a head is that of an idle connection too.
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(limit)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .header_read_timeout(KEEP_ALIVE)
+        .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(watcher.watch(connection));
+    let mut first_head = pin!(sleep(limit));
     poll_fn(|context| {
         loop {
             // A client may close its connection at any time, which is no error of the server.
             if connection.as_mut().poll(context).is_ready() {
+                return Poll::Ready(());
+            }
+            if !has_asked.load(Relaxed) && first_head.as_mut().poll(context).is_ready() {
                 return Poll::Ready(());
             }
             match client.poll_read_ahead(context) {
@@ -251,6 +318,105 @@ mod tests {
             begun.recv().await.unwrap();
             drop(client);
             timeout(minute / 2, ended.recv()).await.unwrap_or_else(|_| panic!("{behind:?}"));
+        }
+    }
+    /// Everything that a client reads until its connection is closed.
+    async fn rest(client: &mut (impl AsyncRead + Unpin)) -> String {
+        let mut text = String::new();
+        let read = timeout(Duration::from_secs(3600), client.read_to_string(&mut text)).await;
+        read.expect("the connection stays open").unwrap();
+        text
+    }
+
+    /// The first response that a client reads, which ends with `end`.
+    async fn response(client: &mut (impl AsyncRead + Unpin), end: &str) -> String {
+        let mut text = String::new();
+        while !text.ends_with(end) {
+            let byte = client.read_u8().await.unwrap_or_else(|error| panic!("{error}: {text}"));
+            text.push(char::from(byte));
+        }
+        text
+    }
+
+    /// No request comes to a server that stops, by connections that were open before.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn connections_close_when_the_server_stops() {
+        let listener = Listener::bind(SocketAddr::from(([127, 0, 0, 1], 0)), None).await.unwrap();
+        let address = listener.address().unwrap();
+        let ((began, mut begun), (release, released)) = (unbounded_channel(), oneshot::channel::<()>());
+        let released = Arc::new(tokio::sync::Mutex::new(Some(released)));
+        let slow = move || async move {
+            began.send(()).unwrap();
+            let released = released.lock().await.take().unwrap();
+            released.await.unwrap();
+            "slow"
+        };
+        let routes = Router::new().route("/", get("fast")).route("/slow", get(slow));
+        let ((stop, stopped), (drained, drain)) = (oneshot::channel::<()>(), oneshot::channel::<()>());
+        let minute = Duration::from_secs(60);
+        let served = tokio::spawn(listener.serve_routes(
+            routes,
+            (minute, minute),
+            async { stopped.await.unwrap() },
+            async { drain.await.unwrap() },
+        ));
+        let mut idle = TcpStream::connect(address).await.unwrap();
+        idle.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        response(&mut idle, "fast").await;
+        let mut busy = TcpStream::connect(address).await.unwrap();
+        busy.write_all(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        begun.recv().await.unwrap();
+        stop.send(()).unwrap();
+        let closed = timeout(minute / 2, idle.read(&mut [0])).await;
+        assert_eq!(closed.expect("an idle connection is closed before the requests have ended").unwrap(), 0);
+        release.send(()).unwrap();
+        let answer =
+            timeout(minute / 2, rest(&mut busy)).await.expect("a busy connection closes behind its response");
+        assert!(answer.ends_with("slow"), "{answer}");
+        drained.send(()).unwrap();
+        served.await.unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn probes_are_answered_where_connections_are_many() {
+        let mut listener = Listener::bind(SocketAddr::from(([127, 0, 0, 1], 0)), None).await.unwrap();
+        listener.max_connections = 2;
+        let address = listener.address().unwrap();
+        let routes = Router::new().route("/", get("fine")).route("/health", get("fine"));
+        let minute = Duration::from_secs(60);
+        let _served =
+            tokio::spawn(listener.serve_routes(routes, (minute, minute), std::future::pending(), async {}));
+        let mut first = TcpStream::connect(address).await.unwrap();
+        first.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        let answer = response(&mut first, "fine").await;
+        assert!(!answer.contains("connection: close"), "{answer}");
+        let _second = TcpStream::connect(address).await.unwrap();
+        for (path, status) in [("/", "503"), ("/health", "200")] {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            client.write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n").as_bytes()).await.unwrap();
+            let answer =
+                timeout(minute / 2, rest(&mut client)).await.expect("a further connection is closed");
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{path}: {answer}");
+        }
+    }
+
+    /// Time is simulated, so that what passes is what the connection was kept for.
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_outlives_the_idle_ones_of_balancers() {
+        let limit = Duration::from_secs(30);
+        for (asks, (least, most)) in [(false, (30, 31)), (true, (601, 700))] {
+            let (mut client, server) = tokio::io::duplex(1 << 16);
+            let permit = Arc::new(Semaphore::new(1)).acquire_owned().await.unwrap();
+            let (routes, graceful) = (Router::new().route("/", get("fine")), GracefulShutdown::new());
+            tokio::spawn(serve_connection(server, routes, limit, graceful.watcher(), permit));
+            if asks {
+                client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+                response(&mut client, "fine").await;
+            }
+            let begin = Instant::now();
+            rest(&mut client).await;
+            let kept = begin.elapsed().as_secs();
+            assert!((least..=most).contains(&kept), "{asks}: {kept} s");
         }
     }
 }
