@@ -160,8 +160,7 @@ pub(crate) struct Worker {
     /// machine, where gateways find them at one worker alone
     #[arg(long, value_name = "TIME", default_value = "5s", env = "REFRAIN_SYNC_INTERVAL")]
     pub(crate) sync_interval: SyncInterval,
-    /// Device that computes: cpu, cuda (an NVIDIA GPU; cuda:1 is the second), or auto. cuda is experimental: built and tested under emulation,
-    /// never run on a GPU
+    /// Device that computes: cpu, cuda (an NVIDIA GPU; cuda:1 is the second), or auto. cuda is experimental
     #[arg(long, value_name = "DEVICE", default_value = "cpu", env = "REFRAIN_DEVICE")]
     pub(crate) device: DeviceChoice,
     /// Most bytes of chunks kept in the memory of a GPU, so that those which many prompts use are copied there once; at most an eighth of what is
@@ -291,9 +290,12 @@ pub(crate) struct Gateway {
 
 #[derive(Debug, Args)]
 pub(crate) struct Probe {
-    /// Address of the worker or gateway
-    #[arg(value_name = "URL", default_value = "http://127.0.0.1:8080")]
-    pub(crate) url: String,
+    /// Address of the worker or gateway, https://HOST:PORT where it has TLS [default: http://127.0.0.1 with --port]
+    #[arg(value_name = "URL")]
+    pub(crate) url: Option<String>,
+    /// Port of this machine, where no address is given
+    #[arg(long, value_name = "PORT", default_value_t = 8080, env = "REFRAIN_PORT")]
+    pub(crate) port: u16,
 }
 
 fn parse_key(text: &str) -> Result<NamespaceKey, String> {

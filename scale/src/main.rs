@@ -6,6 +6,7 @@ mod cluster;
 #[cfg(feature = "dynamo")]
 mod dynamo;
 mod gateway;
+mod probe;
 mod simulated;
 mod static_list;
 mod worker;
@@ -17,8 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use axum::http::{HeaderValue, Request};
-use bytes::Bytes;
+use axum::http::HeaderValue;
 use clap::Parser as _;
 use refrain_server::{ApiKeys, Listener, Options, sign_tenant, stop_signal, tls};
 use tracing_subscriber::EnvFilter;
@@ -27,9 +27,6 @@ use crate::args::{Cli, Command, Common, Discovery};
 use crate::cluster::Cluster;
 use crate::gateway::Gateway;
 use crate::static_list::StaticList;
-
-/// How long a probed program may take to answer.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 fn main() -> Result<()> {
     // Two providers are linked, and without a choice the first connection would panic.
@@ -46,7 +43,7 @@ fn main() -> Result<()> {
                 log(&args.common)?;
                 run_gateway(*args).await
             }
-            Command::Probe(args) => probe(&args.url).await,
+            Command::Probe(args) => probe::run(&args).await,
         }
     });
     // No client is left that blocking work could still serve.
@@ -125,19 +122,6 @@ fn say(line: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}")?;
     Ok(out.flush()?)
-}
-
-/// Asks whether the program at `url` takes requests.
-async fn probe(url: &str) -> Result<()> {
-    let list = StaticList::new(&[url.to_owned()], HeaderValue::from_static(""))?;
-    let asked = list.dispatch(cluster::WorkerId(0), Request::get("/ready").body(Bytes::new())?);
-    let answered = tokio::time::timeout(PROBE_TIMEOUT, asked).await;
-    let status =
-        answered.with_context(|| format!("no answer from {url} within {PROBE_TIMEOUT:?}"))??.status();
-    if !status.is_success() {
-        bail!("{url} takes no requests: status {}", status.as_u16());
-    }
-    say(&format!("{url} takes requests"))
 }
 
 /// Waits for a signal to stop, or until `lost` completes, which `is_lost` tells then.
