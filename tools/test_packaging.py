@@ -66,6 +66,12 @@ class Dashboard(unittest.TestCase):
             for series in re.findall(r"\brefrain_\w+_(?:total|bucket)\b", expression):
                 self.assertIn(f"rate({series}[$__rate_interval])", expression)
 
+    def test_the_cached_share_counts_chunks_and_prefixes(self):
+        panels = json.loads(text("docs/grafana.json"))["panels"]
+        targets = next(panel["targets"] for panel in panels if panel["title"] == "Share of prompt tokens from the cache")
+        cached = next(target["expr"] for target in targets if target["legendFormat"] == "cached")
+        self.assertEqual(re.findall(r"\brefrain_\w+", cached), ["refrain_cached_tokens_total", "refrain_prompt_tokens_total"])
+
     def test_its_data_source_can_be_any_of_prometheus(self):
         dashboard = json.loads(text("docs/grafana.json"))
         self.assertEqual({panel["datasource"]["uid"] for panel in dashboard["panels"]}, {"${datasource}"})

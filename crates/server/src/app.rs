@@ -106,6 +106,7 @@ impl App {
         };
         let corpus = Arc::new(Corpus::open(&engine, documents)?);
         let shared = options.sync_interval.filter(|_| corpus.sharing().is_some());
+        metrics.set_sync_interval(shared);
         let sync_thread = shared
             .map(|interval| SyncThread::start(corpus.clone(), engine.clone(), interval))
             .transpose()

@@ -93,6 +93,7 @@ metrics! {
         unsent: Gauge, "documents_unsent", "Documents with changes that the object store has not been told";
         syncs: Gauge, "documents_syncs", "Times that the documents were brought in line with other servers";
         failures: Gauge, "documents_sync_failures", "Times that this left something to be done";
+        sync_interval: Gauge<f64, AtomicU64>, "documents_sync_interval_seconds", "Time between two looks for changes of other servers; 0 where documents are not shared";
         broken: Gauge, "documents_broken_objects", "Objects met that are not the documents of their names";
         last_sync: Gauge<f64, AtomicU64>, "documents_last_sync_timestamp_seconds", "When the documents were last in line with the object store, seconds since 1970; 0 where they never were";
     }
@@ -167,6 +168,11 @@ impl Metrics {
             memory,
             registry: Arc::new(registry),
         }
+    }
+
+    /// Tells how often the documents are brought in line with other servers.
+    pub(crate) fn set_sync_interval(&self, interval: Option<Duration>) {
+        self.documents.sync_interval.set(interval.unwrap_or_default().as_secs_f64());
     }
 
     /// Counts a request whose first token came `time` after its arrival.

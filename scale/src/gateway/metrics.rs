@@ -12,8 +12,9 @@ use prometheus_client::registry::Registry;
 
 use super::fleet::Fleet;
 
-/// Buckets of times, in seconds.
-const SECONDS: [f64; 14] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0];
+/// Buckets of times, in seconds, up to those of a request's default timeout.
+const SECONDS: [f64; 17] =
+    [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0, 120.0, 300.0, 600.0];
 
 /// What became of a stream whose worker was lost after its first event.
 #[derive(Clone, Copy, Debug)]

@@ -134,6 +134,7 @@ async fn any_replica_answers_for_any_document_and_forgets_what_one_removes() {
     until!("it is pinned there", one.get(&path).await["pinned"] == true);
     assert_eq!(two.metric("refrain_documents").await, 2.0);
     assert!(two.metric("refrain_documents_last_sync_timestamp_seconds").await > 1.7e9);
+    assert!(two.metric("refrain_documents_sync_interval_seconds").await > 0.0);
     assert_eq!(two.metric("refrain_documents_sync_failures").await, 0.0);
 
     let control = Replica::new(&S3::start().unwrap(), |_| ());
