@@ -38,6 +38,11 @@ pub(crate) trait Cluster: Send + Sync {
         Vec::new()
     }
 
+    /// Whether a worker of which reports were heard may be sent requests still.
+    fn has(&self, _worker: WorkerId) -> bool {
+        true
+    }
+
     /// Completes when the cluster cannot be used any more, and the program has to be started anew.
     async fn stopped(&self) {
         std::future::pending().await

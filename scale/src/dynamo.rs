@@ -1,6 +1,7 @@
 //! A cluster on Dynamo's runtime: workers are found by files or by etcd, requests and responses travel by TCP, and reports by ZMQ or NATS.
 //! All calls of Dynamo stand here, for gateways, and in [`worker`].
 
+mod asks;
 mod worker;
 
 use std::collections::HashMap;
@@ -24,8 +25,10 @@ use refrain_server::{Report, TENANT_HEADER};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, interval, timeout};
 
+use self::asks::Asks;
 pub(crate) use self::worker::register;
 use crate::args::{Common, Discovery};
 use crate::cluster::{BodyStream, Cluster, Lost, WorkerEvent, WorkerId};
@@ -41,6 +44,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 const MAX_SILENCE: Duration = Duration::from_millis(2000);
 /// Most time that a worker may take to answer then.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Dynamo's variable of the most bytes of a message, and its value where it is not set.
+const MAX_MESSAGE: &str = "DYN_TCP_MAX_MESSAGE_SIZE";
+const DEFAULT_MAX_MESSAGE: u64 = 32 << 20;
+/// Most bytes of a message beside a request's body: hyper takes no longer head.
+const HEAD_BYTES: u64 = 512 << 10;
 
 /// A request on its way to a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -88,7 +97,8 @@ impl MaybeError for Piece {
 }
 
 /// Joins the cluster that options and Dynamo's own variables name.
-async fn runtime(discovery: Discovery) -> Result<DistributedRuntime> {
+async fn runtime(common: &Common, discovery: Discovery) -> Result<DistributedRuntime> {
+    check_max_body(common.max_body, std::env::var(MAX_MESSAGE).ok().as_deref())?;
     let backend = match discovery {
         Discovery::None => anyhow::bail!("--discovery none knows no runtime"),
         Discovery::File => "file",
@@ -99,6 +109,17 @@ async fn runtime(discovery: Discovery) -> Result<DistributedRuntime> {
     let config = DistributedConfig::from_settings_with_overrides(Some(backend), Some("tcp"), Some(&events))?;
     let runtime = DistributedRuntime::new(Runtime::from_current()?, config).await;
     runtime.with_context(|| format!("joining the cluster by discovery {backend}"))
+}
+
+/// Checks that the runtime carries requests with bodies of so many bytes, where its variable has this value.
+fn check_max_body(max_body: u64, variable: Option<&str>) -> Result<()> {
+    let most = variable.and_then(|bytes| bytes.parse().ok()).unwrap_or(DEFAULT_MAX_MESSAGE);
+    anyhow::ensure!(
+        max_body.saturating_add(HEAD_BYTES) <= most,
+        "--max-body is {max_body} bytes, and the messages of Dynamo's runtime have {most}, {HEAD_BYTES} of them for a request's head: give a lower \
+         --max-body, or a higher {MAX_MESSAGE} to gateways and workers",
+    );
+    Ok(())
 }
 
 fn component(runtime: &DistributedRuntime, namespace: &str) -> Result<Component> {
@@ -126,7 +147,7 @@ impl Dynamo {
         discovery: Discovery,
         signature: HeaderValue,
     ) -> Result<Dynamo> {
-        let runtime = runtime(discovery).await?;
+        let runtime = runtime(common, discovery).await?;
         let endpoint = component(&runtime, &common.discovery_namespace)?.endpoint(ENDPOINT);
         let client = endpoint.client().await?;
         // The gateway chooses and retries itself: a worker is neither chosen nor set aside here.
@@ -144,9 +165,9 @@ impl Dynamo {
             while let Some(piece) = pieces.next().await {
                 body.extend_from_slice(&piece?);
             }
-            let text = || String::from_utf8_lossy(&body).into_owned();
             if !head.status.is_success() {
-                tracing::warn!(%worker, status = %head.status, text = text(), "a worker refuses to report");
+                let text = String::from_utf8_lossy(&body);
+                return Err(Lost(format!("it refuses to report: status {}: {text}", head.status)));
             }
             serde_json::from_slice(&body).map_err(|error| Lost(format!("its report is none: {error}")))
         };
@@ -158,8 +179,12 @@ impl Dynamo {
 impl Cluster for Dynamo {
     fn state_events(&self) -> BoxStream<'static, WorkerEvent> {
         let (sender, events) = unbounded_channel();
-        tokio::spawn(Follower { cluster: self.clone(), sender, known: HashMap::new() }.run());
+        tokio::spawn(Follower::new(self.clone(), sender).run());
         unfold(events, |mut events| async move { Some((events.recv().await?, events)) }).boxed()
+    }
+
+    fn has(&self, worker: WorkerId) -> bool {
+        self.client.is_instance_live(worker.0)
     }
 
     async fn stopped(&self) {
@@ -235,6 +260,9 @@ struct Follower {
     cluster: Dynamo,
     sender: UnboundedSender<WorkerEvent>,
     known: HashMap<WorkerId, Known>,
+    asks: Asks,
+    /// Reports that were asked for, each in a task of its own: a worker that does not answer holds up no other.
+    answers: JoinSet<(WorkerId, Result<Box<Report>, Lost>)>,
 }
 
 /// A worker that the discovery has, or had.
@@ -246,6 +274,11 @@ struct Known {
 }
 
 impl Follower {
+    fn new(cluster: Dynamo, sender: UnboundedSender<WorkerEvent>) -> Follower {
+        let (known, asks, answers) = (HashMap::new(), Asks::default(), JoinSet::new());
+        Follower { cluster, sender, known, asks, answers }
+    }
+
     async fn run(mut self) {
         let subscriber = EventSubscriber::for_endpoint(&self.cluster.endpoint, REPORTS).await;
         let mut published = match subscriber {
@@ -266,19 +299,22 @@ impl Follower {
             };
             tokio::select! {
                 event = next => match event {
-                    Some(Ok((_, event))) => self.heard(event).await,
+                    Some(Ok((_, event))) => self.heard(event),
                     Some(Err(error)) => tracing::debug!(%error, "a report cannot be read"),
                     None => published = None,
                 },
-                _ = look.tick() => self.look().await,
+                Some(Ok((worker, report))) = self.answers.join_next() => self.answered(worker, report),
+                _ = look.tick() => self.look(),
             }
         }
     }
 
     /// Takes a published report over, or asks the worker for a whole one where those before it were missed.
-    async fn heard(&mut self, event: Published) {
+    fn heard(&mut self, event: Published) {
         let worker = WorkerId(event.instance);
-        let Some(known) = self.known.get_mut(&worker) else { return };
+        let Some(known) = self.known.get_mut(&worker) else {
+            return self.asks.hurry(worker);
+        };
         if !event.report.takes_requests() {
             return self.close(worker, "it stops, or is not ready");
         }
@@ -288,13 +324,14 @@ impl Follower {
             let _ = self.sender.send(WorkerEvent::Reported(worker, Box::new(event.report)));
         } else if known.seen.is_none_or(|seen| newer.0 != seen.0 || newer.1 > seen.1) {
             tracing::debug!(%worker, "a report was missed");
-            self.ask(&[worker]).await;
+            self.ask(worker);
         }
     }
 
     /// Asks workers that are new or silent for reports, and lets go those that are gone.
-    async fn look(&mut self) {
+    fn look(&mut self) {
         let there: Vec<WorkerId> = self.cluster.client.instance_ids().into_iter().map(WorkerId).collect();
+        self.asks.retain(&there);
         let gone: Vec<WorkerId> =
             self.known.keys().filter(|worker| !there.contains(worker)).copied().collect();
         for worker in gone {
@@ -309,25 +346,51 @@ impl Follower {
                 _ => {}
             }
         }
-        let is_silent =
-            |worker: &WorkerId| self.known.get(worker).is_none_or(|known| known.at.elapsed() > MAX_SILENCE);
-        let asked: Vec<WorkerId> = there.into_iter().filter(is_silent).collect();
-        self.ask(&asked).await;
+        for worker in there {
+            if !self.was_heard(worker) {
+                self.ask(worker);
+            }
+        }
     }
 
-    /// Asks workers for whole reports, all at once.
-    async fn ask(&mut self, workers: &[WorkerId]) {
-        let asked = workers.iter().map(|worker| self.cluster.report(*worker));
-        let reports = futures_util::future::join_all(asked).await;
-        for (worker, report) in workers.iter().zip(reports) {
-            match report {
-                Ok(report) if report.takes_requests() => {
-                    let seen = Some((report.epoch, report.sequence));
-                    self.known.insert(*worker, Known { seen, at: Instant::now() });
-                    let _ = self.sender.send(WorkerEvent::Reported(*worker, report));
+    /// Whether something was heard of a worker a short time ago.
+    fn was_heard(&self, worker: WorkerId) -> bool {
+        self.known.get(&worker).is_some_and(|known| known.at.elapsed() <= MAX_SILENCE)
+    }
+
+    /// Asks a worker for a whole report, unless it is being asked.
+    fn ask(&mut self, worker: WorkerId) {
+        if self.asks.begin(worker) {
+            let cluster = self.cluster.clone();
+            self.answers.spawn(async move { (worker, cluster.report(worker).await) });
+        }
+    }
+
+    /// Takes over a report that was asked for, or its absence.
+    fn answered(&mut self, worker: WorkerId, report: Result<Box<Report>, Lost>) {
+        match report {
+            Ok(report) => {
+                if !self.asks.answered(worker) {
+                    return;
                 }
-                Ok(_) => self.close(*worker, "it stops, or is not ready"),
-                Err(Lost(reason)) => self.leave(*worker, &reason),
+                if !report.takes_requests() {
+                    return self.close(worker, "it stops, or is not ready");
+                }
+                let told = (report.epoch, report.sequence);
+                let seen = self.known.get(&worker).and_then(|known| known.seen);
+                // Published reports may have come meanwhile.
+                if seen.is_none_or(|seen| seen.0 != told.0 || seen.1 <= told.1) {
+                    self.known.insert(worker, Known { seen: Some(told), at: Instant::now() });
+                    let _ = self.sender.send(WorkerEvent::Reported(worker, report));
+                }
+            }
+            Err(Lost(reason)) => {
+                if self.asks.failed(worker, &reason) {
+                    tracing::warn!(%worker, reason, "a worker cannot be asked");
+                }
+                if !self.was_heard(worker) {
+                    self.leave(worker, &reason);
+                }
             }
         }
     }
@@ -344,6 +407,24 @@ impl Follower {
         if self.known.remove(&worker).is_some() {
             tracing::info!(%worker, reason, "a worker is gone");
             let _ = self.sender.send(WorkerEvent::Left(worker));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_fit_into_messages() {
+        for (max_body, variable, fits) in [
+            (16 << 20, None, true),
+            (32 << 20, None, false),
+            (32 << 20, Some("67108864"), true),
+            (16 << 20, Some("16777216"), false),
+            (u64::MAX, None, false),
+        ] {
+            assert_eq!(check_max_body(max_body, variable).is_ok(), fits, "{max_body} {variable:?}");
         }
     }
 }

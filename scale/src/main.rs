@@ -3,6 +3,7 @@
 
 mod args;
 mod cluster;
+mod complaints;
 #[cfg(feature = "dynamo")]
 mod dynamo;
 mod gateway;

@@ -15,6 +15,7 @@ use refrain_server::{Report, TENANT_HEADER};
 use tokio::time::{sleep, timeout};
 
 use crate::cluster::{BodyStream, Cluster, Lost, WorkerEvent, WorkerId};
+use crate::complaints::Complaints;
 
 /// Time between two reports of a worker.
 const POLL_EVERY: Duration = Duration::from_millis(500);
@@ -51,6 +52,7 @@ struct Polled {
     /// Whether the worker was told of, and not that it left.
     is_known: bool,
     timeouts: u32,
+    complaints: Complaints,
 }
 
 /// The reason for which a worker gave no report.
@@ -92,6 +94,7 @@ impl Cluster for StaticList {
                 seen: None,
                 is_known: false,
                 timeouts: 0,
+                complaints: Complaints::default(),
             };
             unfold((worker, false), |(mut worker, waits)| async move {
                 if waits {
@@ -161,6 +164,7 @@ impl Polled {
             Ok(report) if report.takes_requests() => {
                 (self.seen, self.timeouts) = (Some((report.epoch, report.sequence)), 0);
                 self.is_known = true;
+                self.complaints.settle();
                 return Some(WorkerEvent::Reported(self.id, report));
             }
             Err(NoReport::TimedOut) if self.timeouts + 1 < MAX_TIMEOUTS => {
@@ -168,9 +172,7 @@ impl Polled {
                 return None;
             }
             Err(NoReport::TimedOut) => {
-                if self.is_known {
-                    tracing::warn!(worker = %self.authority, "a worker is silent");
-                }
+                self.complain("it is silent");
                 (self.seen, self.timeouts) = (None, 0);
                 return std::mem::take(&mut self.is_known).then_some(WorkerEvent::Left(self.id));
             }
@@ -178,13 +180,18 @@ impl Polled {
                 tracing::info!(worker = %self.authority, report.stopping, "a worker takes no requests now");
             }
             // A worker that ends its last requests takes no more connections, and one that has ended has broken them off.
-            Err(NoReport::Failed(reason)) if self.seen.is_some() => {
-                tracing::warn!(worker = %self.authority, reason, "a worker cannot be asked");
-            }
-            Ok(_) | Err(NoReport::Failed(_)) => {}
+            Err(NoReport::Failed(reason)) => self.complain(&reason),
+            Ok(_) => {}
         }
         self.timeouts = 0;
         self.seen.take().map(|_| WorkerEvent::Closed(self.id))
+    }
+
+    /// Logs why the worker gives no report.
+    fn complain(&mut self, reason: &str) {
+        if self.complaints.is_due(reason) {
+            tracing::warn!(worker = %self.authority, reason, "a worker cannot be asked");
+        }
     }
 
     async fn report(&self) -> Result<Box<Report>, NoReport> {
@@ -202,9 +209,7 @@ impl Polled {
         }
         if !head.status.is_success() {
             let text = String::from_utf8_lossy(&bytes);
-            // A worker that refuses is told of even where it was never there: its key differs.
-            tracing::warn!(worker = %self.authority, status = %head.status, %text, "a worker refuses to report");
-            return Err(NoReport::Failed(format!("status {}", head.status)));
+            return Err(NoReport::Failed(format!("it refuses to report: status {}: {text}", head.status)));
         }
         serde_json::from_slice(&bytes).map_err(|error| failed(&error))
     }

@@ -63,7 +63,7 @@ pub(crate) async fn register(
     router: Router,
     model: &str,
 ) -> Result<Registered> {
-    let runtime = runtime(discovery).await?;
+    let runtime = runtime(common, discovery).await?;
     let endpoint = component(&runtime, &common.discovery_namespace)?.endpoint(ENDPOINT);
     let signature = HeaderValue::from_str(&sign_tenant(&common.key()?, "", ""))?;
     let publisher = EventPublisher::for_endpoint(&endpoint, REPORTS).await?;

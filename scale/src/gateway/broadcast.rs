@@ -37,7 +37,8 @@ fn worst(answers: Vec<Whole>) -> Option<Whole> {
 }
 
 impl Gateway {
-    /// Has every worker answer a request, all at once: those that take no requests now as well, which keep their chunks.
+    /// Has every worker answer a request, all at once: those that take no requests now as well, which keep their chunks. A worker that left the
+    /// cluster and ends its last requests cannot be asked.
     ///
     /// # Errors
     /// If no worker is known, or one is away, lost or silent: the request is to be sent again then, which is safe.
@@ -45,6 +46,7 @@ impl Gateway {
         let unavailable =
             |message: String| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("no_worker");
         let mut workers = self.0.fleet.known();
+        workers.retain(|worker| self.0.cluster.has(*worker));
         workers.extend(self.0.cluster.members());
         workers.sort_unstable();
         workers.dedup();

@@ -46,6 +46,8 @@ struct Script {
     asked: Mutex<Vec<(WorkerId, String, Option<String>)>>,
     bodies: Mutex<Vec<Bytes>>,
     members: Vec<WorkerId>,
+    /// Workers that left the cluster.
+    departed: Vec<WorkerId>,
 }
 
 fn body(pieces: impl IntoIterator<Item = Result<Bytes, Lost>>) -> BodyStream {
@@ -64,6 +66,10 @@ impl Cluster for Script {
 
     fn members(&self) -> Vec<WorkerId> {
         self.members.clone()
+    }
+
+    fn has(&self, worker: WorkerId) -> bool {
+        !self.departed.contains(&worker)
     }
 
     async fn dispatch(

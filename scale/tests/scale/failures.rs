@@ -1,6 +1,7 @@
 //! Workers that are killed, hang or stop, under load.
 
 use std::collections::HashMap;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -203,6 +204,10 @@ pub(crate) async fn workers_that_stop_finish_what_they_have(plane: &Plane) {
         assert!(worker.wait().success());
     }
     client.workers(1).await;
+    if plane.discovery() != "none" {
+        let (status, answer) = client.value("DELETE", "/v1/documents/doc-1", &Value::Null).await;
+        assert_ne!(status, 503, "a removal asks workers that have left the discovery: {answer}");
+    }
 }
 
 #[tokio::test]
@@ -212,9 +217,15 @@ async fn a_gateway_without_workers_says_so() {
     let client = Client::of(&gateway.url);
     client.workers(1).await;
     assert_eq!(client.text("GET", "/ready", &Value::Null).await.0, 200);
+    let probe = || {
+        let mut probe = Command::new(env!("CARGO_BIN_EXE_refrain-scale"));
+        probe.arg("probe").env("REFRAIN_PORT", gateway.port()).output().unwrap().status.success()
+    };
+    assert!(probe());
     drop(workers);
     client.workers(0).await;
     let (status, answer) = client.chat(&request(0, false)).await;
     assert_eq!((status, &answer["error"]["code"]), (503, &json!("no_worker")), "{answer}");
     assert_eq!(client.text("GET", "/ready", &Value::Null).await.0, 503);
+    assert!(!probe());
 }

@@ -41,3 +41,16 @@ async fn a_removal_concerns_workers_that_take_no_requests_now() {
     assert_eq!(asked(&script), [0, 1, 5]);
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "a listed worker is away: {text}");
 }
+
+#[tokio::test]
+async fn a_removal_passes_over_workers_that_left_the_cluster() {
+    let script = Arc::new(Script { departed: vec![WorkerId(1)], ..Script::default() });
+    let gateway =
+        Gateway::new(script.clone(), Options::new(""), "ab".repeat(32).parse().unwrap(), Rule::Cost);
+    for worker in [0, 1] {
+        gateway.0.fleet.apply(WorkerEvent::Reported(WorkerId(worker), report(&[], 0)));
+    }
+    gateway.0.fleet.apply(WorkerEvent::Closed(WorkerId(1)));
+    let (status, text) = ask(&gateway, "DELETE", "/v1/documents/doc-1", &Value::Null).await;
+    assert_eq!((status, asked(&script)), (StatusCode::OK, vec![0]), "{text}");
+}
