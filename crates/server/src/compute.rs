@@ -175,8 +175,11 @@ impl Compute {
         for key in order {
             let ingest_first = self.shares.ingest_is_due(key);
             for is_ingest in [ingest_first, !ingest_first] {
-                let has_computed =
-                    if is_ingest { self.advance_ingest(key, until) } else { self.advance_prefill(key, until) };
+                let has_computed = if is_ingest {
+                    self.advance_ingest(key, until)
+                } else {
+                    self.advance_prefill(key, until)
+                };
                 if has_computed {
                     return;
                 }

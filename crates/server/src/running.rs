@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain::engine::{
-    DecodeWorkspace, Error as EngineError, FinishReason, Ingest, Prefill, Prompt, RequestStats, Sequence, decode_step,
+    DecodeWorkspace, Error as EngineError, FinishReason, Ingest, Prefill, Prompt, RequestStats, Sequence,
+    decode_step,
 };
 use tokio::sync::mpsc::UnboundedSender;
 use tracing::Span;

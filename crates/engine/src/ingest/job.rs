@@ -207,7 +207,11 @@ impl Ingest {
                 let awaited =
                     self.storing.as_ref().is_some_and(|last| last.follows || self.missing.is_empty());
                 if awaited {
-                    return Ok(if self.poll_storing(patience)? { Advance::Progress } else { Advance::Waiting });
+                    return Ok(if self.poll_storing(patience)? {
+                        Advance::Progress
+                    } else {
+                        Advance::Waiting
+                    });
                 }
                 let Some(chunk) = self.missing.pop_front() else {
                     return Ok(if self.is_renewed(patience) { Advance::Done } else { Advance::Waiting });

@@ -186,7 +186,8 @@ impl PrefillJob {
             Stage::Open(mut opening) => {
                 let method = self.request.method.as_ref();
                 let (reused, writer) = (&mut self.reused, &mut self.writer);
-                let advance = opening.advance(&self.engine, &self.prompt, method, (reused, writer), patience)?;
+                let advance =
+                    opening.advance(&self.engine, &self.prompt, method, (reused, writer), patience)?;
                 let done = advance == Advance::Done;
                 self.stage = if done { Stage::Plan } else { Stage::Open(opening) };
                 return Ok(if done { Advance::Progress } else { advance });

@@ -11,8 +11,8 @@ use refrain_kv::{KvAllocator, KvCache, LayerCache};
 use refrain_store::Store;
 
 use super::{exact, prefill, random_prompt, shared, tiny};
-use crate::decode::{DecodeWorkspace, decode_step};
 use crate::advance::PATIENCE;
+use crate::decode::{DecodeWorkspace, decode_step};
 use crate::prefill::{LayerPrefetcher, PrefetchSizes, Prefetched};
 use crate::prefix_cache::{BLOCK, PrefixCache, PrefixRoot, hash, namespace_hash};
 use crate::{Advance, Document, Engine, Error, GenerateRequest, Prompt, Sampling, Sequence, Settings};

@@ -206,7 +206,13 @@ fn two_requests_for_chunks_that_do_not_come_are_answered() {
     let before = objects.reads();
     objects.hold(0);
     let mut jobs = [(); 2].map(|()| machine.start(&prompt, &Pie));
-    while jobs.iter_mut().map(|job| job.advance(PATIENCE).unwrap()).filter(|end| *end == Advance::Done).count() < 2 {}
+    while jobs
+        .iter_mut()
+        .map(|job| job.advance(PATIENCE).unwrap())
+        .filter(|end| *end == Advance::Done)
+        .count()
+        < 2
+    {}
     for job in jobs {
         assert!(outcome(job).logits == expected);
     }
