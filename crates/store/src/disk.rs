@@ -113,7 +113,7 @@ impl Disk {
     }
 
     /// The file of a chunk whose identity is known, and when the chunk expires (s since 1970, 0 never). An expired chunk is
-    /// removed and reported as missing.
+    /// missing: it goes when a chunk is stored, since a reader does not wait for those that write.
     pub(crate) fn open_known(
         &self,
         id: &ChunkId,
@@ -122,8 +122,6 @@ impl Disk {
         // An index that cannot be read does not stop reading: the file itself says what it is.
         let row = self.index.row(key).ok().flatten();
         if row.as_ref().is_some_and(|row| row.is_expired(now())) {
-            // Where this fails, a later read or `gc` removes the chunk.
-            let _ = self.remove_if(key, |row| row.is_some_and(|row| row.is_expired(now())));
             return Ok(None);
         }
         let expires = row.map_or(0, |row| row.expires);
@@ -334,33 +332,19 @@ impl Disk {
         }
     }
 
-    /// Removes a chunk and its aux tensors, and says whether the chunk was there.
+    /// Removes a chunk and its aux tensors, and says whether the chunk was there. No process stores the chunk meanwhile.
     pub(crate) fn remove(&self, key: &ChunkKey) -> Result<bool> {
         self.uses.remove(key);
-        self.remove_if(key, |_| true)
-    }
-
-    /// Removes a chunk if `goes` says so of its row, and says whether it did and the chunk was there. No process stores the
-    /// chunk meanwhile.
-    fn remove_if(&self, key: &ChunkKey, goes: impl Fn(Option<&IndexRow>) -> bool) -> Result<bool> {
         let mut removed = None;
-        let in_index = self.index.write(|tables| {
-            if !goes(tables.row(key)?.as_ref()) {
-                removed = Some(Ok(false));
-                return Ok(());
-            }
+        let _ = self.index.write(|tables| {
             let outcome = self.remove_files(key);
             // A file that could not be removed still counts.
             let is_gone = outcome.is_ok();
             removed = Some(outcome);
             if is_gone { tables.remove(key) } else { Ok(()) }
         });
-        match (removed, in_index) {
-            (Some(removed), _) => removed,
-            // The files go even where the index cannot be written.
-            (None, Err(_)) if goes(None) => self.remove_files(key),
-            (None, _) => Ok(false),
-        }
+        // The files go even where the index cannot be written.
+        removed.unwrap_or_else(|| self.remove_files(key))
     }
 
     /// Removes a chunk's files, and says whether its own was there.
