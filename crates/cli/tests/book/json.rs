@@ -34,6 +34,7 @@ fn the_page_of_json_names_the_fields_that_commands_print() {
         ("`refrain ask`, each of `comparison`", asked["comparison"][0].clone()),
         ("`refrain ask`, `ingest`", asked["ingest"].clone()),
         ("`refrain ask`", asked),
+        ("`refrain generate`", home.json(&["generate", "--max-tokens", "2", "Why?"])),
         (
             "`refrain documents ls`, each of `documents`",
             home.json(&["documents", "ls"])["documents"][0].clone(),
