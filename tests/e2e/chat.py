@@ -1,9 +1,12 @@
-"""A person at `refrain chat`: edits lines, brings them back, stops an answer, and leaves. `chat.py REFRAIN ARGUMENTS...`"""
+"""A person at `refrain chat`: edits lines, brings them back, stops an answer and a prefill, and leaves.
+
+`chat.py LARGE_DOCUMENT FILE_FOR_ANSWERS REFRAIN ARGUMENTS...`"""
 
 import os
 import pty
 import re
 import select
+import shlex
 import sys
 import time
 
@@ -57,7 +60,8 @@ def prompted(text):
     return plain(text).endswith(PROMPT)
 
 
-chat = Terminal(sys.argv[1:])
+document, answers, *command = sys.argv[1:]
+chat = Terminal(command)
 chat.until(prompted, "the first prompt")
 # The cursor goes back over three words, and a letter is put in.
 chat.send("Cout to a hundred, in words.")
@@ -75,8 +79,42 @@ chat.send("\x1b[A")
 chat.until(lambda text: "Count to a hundred" in plain(text), "the earlier line")
 chat.send("\x15/help\r")
 chat.until(lambda text: "/method NAME" in text and prompted(text), "the list of commands")
+# A prefill stops, and its documents are none of the chat's.
+chat.send(f"/docs '{document}'\r")
+chat.until(lambda text: re.search(r"\d{3}/\d+ tokens", plain(text)), "a prefill under way")
 chat.send("\x03")
-chat.until(lambda text: "another Ctrl-C leaves" in text and prompted(text), "a word on how to leave")
+chat.until(lambda text: "stopped" in text and prompted(text), "a prompt after a stopped prefill")
+chat.send("/docs\r")
+chat.until(lambda text: "0 documents" in text and prompted(text), "a chat without documents")
+
+
+def clear():
+    """Types something and clears it."""
+    chat.send("Tell")
+    chat.until(lambda text: "Tell" in plain(text), "a typed word")
+    chat.send("\x03")
+    chat.until(prompted, "a cleared line")
+    assert "leaves" not in chat.text, chat.text
+
+
+clear()
+clear()
+for is_last in [False, True]:
+    chat.send("\x03")
+    chat.until(lambda text: "another Ctrl-C leaves" in text and prompted(text), "a word on how to leave")
+    if not is_last:
+        clear()
 chat.send("\x03")
 assert chat.ends() == 0
+
+# The prompt stands on the terminal where answers go to a file.
+chat = Terminal(["sh", "-c", f"exec {shlex.join(command)} --max-tokens 4 > {shlex.quote(answers)}"])
+chat.until(prompted, "a prompt beside a file")
+chat.send("Why?\r")
+chat.until(lambda text: "TTFT" in text and prompted(text), "a prompt after an answer into a file")
+chat.send("\x04")
+assert chat.ends() == 0
+with open(answers) as file:
+    text = file.read()
+assert text and "\x1b" not in text and PROMPT not in text, text
 print("ok")

@@ -67,7 +67,9 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
     // Methods are compared over an answer of full attention.
     fits(most, Eviction::full(), "--compare-tokens")?;
     let reuses = methods().any(|asked| asked.built.reuses());
-    let ingested = ingest_all(context, &engine, &prompt.chunks, methods())?;
+    let interrupt = Interrupt::default();
+    let running = interrupt.running();
+    let ingested = ingest_all(context, &engine, &prompt.chunks, methods(), &running)?;
     if reuses {
         engine.ingest_system(&prompt)?;
     }
@@ -85,8 +87,6 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
             speculative_tokens: args.speculation.num_speculative_tokens,
             ..GenerateRequest::new(asked.built.clone(), sampling.clone())
         };
-        let interrupt = Interrupt::default();
-        let running = interrupt.running();
         let waited_for = ingested.iter().find(|(kinds, _)| asked.built.reuses() && *kinds == kinds_of(asked));
         let waited_for = waited_for.map(|(_, report)| report);
         let answer = answer(context, &engine, &prompt, (asked, &policy), (&request, waited_for), &running)?;
@@ -186,12 +186,13 @@ fn ingest_all<'a>(
     engine: &Engine,
     chunks: &[PromptChunk],
     methods: impl Iterator<Item = &'a Method>,
+    running: &Interruptible<'_>,
 ) -> Result<Vec<(Vec<String>, IngestReport)>> {
     let mut reports: Vec<(Vec<String>, IngestReport)> = Vec::new();
     for method in methods.filter(|method| method.built.reuses() && !chunks.is_empty()) {
         let kinds = kinds_of(method);
         if reports.iter().all(|(known, _)| *known != kinds) {
-            reports.push((kinds, ingest_to_answer(context, engine, chunks, method)?));
+            reports.push((kinds, ingest_to_answer(context, engine, chunks, method, running)?));
         }
     }
     Ok(reports)

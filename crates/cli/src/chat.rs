@@ -1,24 +1,29 @@
 //! `refrain chat`: turn by turn at the terminal.
 
+use std::cell::Cell;
 use std::io::{self, BufRead, IsTerminal};
 use std::path::PathBuf;
 
 use anyhow::Result;
 use refrain::Library;
-use refrain::engine::{Document, Engine, GenerateRequest, Instructions, Sampling};
+use refrain::engine::{Document, Engine, Error, GenerateRequest, Instructions, Prompt, Sampling};
 use refrain::model::Message;
+use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
+use rustyline::highlight::Highlighter;
+use rustyline::hint::Hinter;
 use rustyline::history::MemHistory;
-use rustyline::{Config, Editor};
+use rustyline::validate::Validator;
+use rustyline::{Behavior, Config, Editor, Helper};
 use serde_json::json;
 
 use crate::args::{self, SEARCHABLE};
 use crate::ask::{Sourced, answer, as_json, library, searched};
-use crate::documents::read_documents;
+use crate::documents::{each_document, read_documents};
 use crate::ingest::ingest_to_answer;
 use crate::limits::{check_biases, with_room};
 use crate::methods::{self, Method, Policy};
-use crate::output::{Fail, NotPrinted, count, paint, print_json, report};
+use crate::output::{Fail, NotPrinted, count, paint, print_json, report, say};
 use crate::settings::Context;
 use crate::signals::{Interrupt, Interrupted, Interruptible};
 
@@ -31,7 +36,7 @@ const HELP: &str = "\
 /new           forget what was said
 /help          this list
 /quit          leave; the end of input (Ctrl-D) does the same
-Ctrl-C stops an answer. Arrow keys edit the line and bring earlier ones back.
+Ctrl-C stops an answer or the prefill of documents, and clears a line. Arrow keys edit the line and bring earlier ones back.
 ";
 
 /// Most bytes of keys and values that are kept of earlier turns.
@@ -64,7 +69,7 @@ pub(crate) fn run(context: &Context, args: &args::Chat) -> Result<()> {
         search: args.search,
         around,
     };
-    chat.add(documents)?;
+    chat.add(documents, &interrupt.running())?;
     let talking = matches!(input, Input::Person(_));
     if talking {
         context.say(&paint("2", &format!("{}. /help lists commands.", chat.state()), &io::stderr()));
@@ -87,7 +92,7 @@ pub(crate) fn run(context: &Context, args: &args::Chat) -> Result<()> {
 /// The source of a chat's lines.
 enum Input {
     /// A person, who edits them and brings earlier ones back.
-    Person(Box<Editor<(), MemHistory>>),
+    Person(Box<Editor<EditedLine, MemHistory>>),
     /// A script, whose lines are read as they are.
     Script(io::Lines<io::StdinLock<'static>>),
 }
@@ -97,8 +102,11 @@ impl Input {
         if !is_person {
             return Ok(Input::Script(io::stdin().lock().lines()));
         }
-        let config = Config::builder().auto_add_history(true).build();
-        Ok(Input::Person(Box::new(Editor::with_history(config, MemHistory::new())?)))
+        // Prompt and echo go to the terminal wherever standard output goes.
+        let config = Config::builder().auto_add_history(true).behavior(Behavior::PreferTerm).build();
+        let mut editor = Editor::with_history(config, MemHistory::new())?;
+        editor.set_helper(Some(EditedLine::default()));
+        Ok(Input::Person(Box::new(editor)))
     }
 
     /// Stops answers of a person's chat. A script's ends with the first Ctrl-C, as other programs do.
@@ -109,24 +117,65 @@ impl Input {
         }
     }
 
-    /// The next line; none at the end of input, or after Ctrl-C twice.
+    /// The next line; none at the end of input, or after Ctrl-C twice where nothing was typed.
     fn line(&mut self, context: &Context) -> Result<Option<String>> {
         let editor = match self {
             Input::Person(editor) => editor,
             Input::Script(lines) => return Ok(lines.next().transpose()?),
         };
-        let prompt = ("> ", paint("1;36", "> ", &io::stdout()));
+        let prompt = ("> ", paint("1;36", "> ", &io::stdin()));
         let mut is_second = false;
         loop {
             match editor.readline(&prompt) {
                 Ok(line) => return Ok(Some(line)),
                 Err(ReadlineError::Eof) => return Ok(None),
-                Err(ReadlineError::Interrupted) if is_second => return Ok(None),
-                Err(ReadlineError::Interrupted) => context.say("Ctrl-D, /quit or another Ctrl-C leaves."),
+                Err(ReadlineError::Interrupted) => {
+                    let has_text = editor.helper().is_some_and(|line| line.has_text.get());
+                    if is_second && !has_text {
+                        return Ok(None);
+                    }
+                    is_second = !has_text;
+                    if is_second {
+                        context.say("Ctrl-D, /quit or another Ctrl-C leaves.");
+                    }
+                }
                 Err(error) => return Err(error.into()),
             }
-            is_second = true;
         }
+    }
+}
+
+/// The line that a person edits: the editor's error at Ctrl-C does not tell whether it has text.
+#[derive(Default)]
+struct EditedLine {
+    has_text: Cell<bool>,
+}
+
+impl Hinter for EditedLine {
+    type Hint = String;
+
+    /// Sees the line after every change of it, and gives no hint.
+    fn hint(&self, line: &str, _: usize, _: &rustyline::Context<'_>) -> Option<String> {
+        self.has_text.set(!line.is_empty());
+        None
+    }
+}
+
+impl Completer for EditedLine {
+    type Candidate = String;
+}
+
+impl Highlighter for EditedLine {}
+impl Validator for EditedLine {}
+impl Helper for EditedLine {}
+
+/// A path that a person typed: `~/` is the home folder, and quotes around a path are no part of it.
+fn typed_path(text: &str) -> PathBuf {
+    let unquoted = ['"', '\''].iter().find_map(|quote| text.strip_prefix(*quote)?.strip_suffix(*quote));
+    let text = unquoted.unwrap_or(text);
+    match (text.strip_prefix("~/"), std::env::home_dir()) {
+        (Some(below), Some(home)) => home.join(below.trim_start_matches('/')),
+        _ => PathBuf::from(text),
     }
 }
 
@@ -158,57 +207,72 @@ struct Chat<'a> {
 }
 
 impl Chat<'_> {
-    /// Takes a line; returns whether to go on. Ctrl-C stops an answer as soon as its line is taken.
+    /// Takes a line; returns whether to go on. Ctrl-C stops an answer or a prefill as soon as its line is taken.
     fn turn(&mut self, line: &str, running: &Interruptible<'_>) -> Result<bool> {
         let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+        let rest = rest.trim();
         match word {
             "" => {}
             "/quit" | "/exit" => return Ok(false),
-            "/help" => self.context.say(HELP.trim_end()),
+            // --quiet leaves out remarks, and replies to a command are none.
+            "/help" => say(HELP.trim_end()),
             "/new" => {
                 self.around.history.clear();
                 self.context.say("a new conversation");
             }
             "/method" if !rest.is_empty() => {
-                self.method = methods::asked(self.context, rest.trim())?;
-                self.ingest(&self.documents)?;
+                let method = methods::asked(self.context, rest)?;
+                self.ingest(&self.documents, &method, self.search, running)?;
+                self.method = method;
                 self.context.say(&self.state());
             }
             "/evict" if !rest.is_empty() => {
-                self.policy = methods::policy(rest.trim())?;
+                self.policy = methods::policy(rest)?;
                 self.context.say(&self.state());
             }
             "/docs" if !rest.is_empty() => {
-                let paths = [PathBuf::from(rest.trim())];
-                self.add(read_documents(self.context.console, &paths)?.documents)?;
+                let mut documents = Vec::new();
+                each_document(self.context.console, &[typed_path(rest)], |document| {
+                    documents.push(document);
+                    Ok(running.check()?)
+                })?;
+                self.add(documents, running)?;
                 self.context.say(&self.state());
             }
             "/search" if !rest.is_empty() => {
-                self.search = searched_chunks(rest.trim())?;
-                self.ingest(&self.documents)?;
+                let search = searched_chunks(rest)?;
+                self.ingest(&self.documents, &self.method, search, running)?;
+                self.search = search;
                 self.context.say(&self.state());
             }
-            "/method" | "/evict" | "/docs" | "/search" => self.context.say(&self.state()),
+            "/method" | "/evict" | "/docs" | "/search" => say(&self.state()),
             _ if word.starts_with('/') => {
-                self.context.say(&format!("there is no command {word}\n{}", HELP.trim_end()))
+                let fail = Fail::new(format!("there is no command {word}"));
+                return Err(fail.hint("/help lists the commands").into());
             }
             _ => self.ask(line, running)?,
         }
         Ok(true)
     }
 
-    fn add(&mut self, documents: Vec<Document>) -> Result<()> {
-        self.ingest(&documents)?;
+    fn add(&mut self, documents: Vec<Document>, running: &Interruptible<'_>) -> Result<()> {
+        self.ingest(&documents, &self.method, self.search, running)?;
         self.documents.extend(documents);
         self.library = None;
         Ok(())
     }
 
     /// Ingests documents that stand in the prompt whole; those that are searched are prefilled as far as answers draw on them.
-    fn ingest(&self, documents: &[Document]) -> Result<()> {
-        if self.search.is_none() && !documents.is_empty() && self.method.built.reuses() {
+    fn ingest(
+        &self,
+        documents: &[Document],
+        method: &Method,
+        search: Option<u32>,
+        running: &Interruptible<'_>,
+    ) -> Result<()> {
+        if search.is_none() && !documents.is_empty() && method.built.reuses() {
             let chunks = self.engine.chunks(documents)?;
-            ingest_to_answer(self.context, &self.engine, &chunks, &self.method)?;
+            ingest_to_answer(self.context, &self.engine, &chunks, method, running)?;
         }
         Ok(())
     }
@@ -235,19 +299,19 @@ impl Chat<'_> {
         if self.method.built.reuses() {
             self.engine.ingest_system(&prompt)?;
         }
-        let request = GenerateRequest {
-            eviction: self.policy.built.clone(),
-            speculative_tokens: self.speculative_tokens,
-            ..GenerateRequest::new(self.method.built.clone(), self.sampling.clone())
-        };
         let shorter = match (self.around.history.is_empty(), self.search) {
             (true, None) => "ask a shorter question, or give fewer documents",
             (true, Some(_)) => "ask a shorter question, or search for fewer chunks with /search N",
             (false, _) => "/new forgets what was said",
         };
+        let request = GenerateRequest {
+            eviction: self.policy.built.clone(),
+            speculative_tokens: self.speculative_tokens,
+            ..GenerateRequest::new(self.method.built.clone(), self.fitting_sampling(&prompt, shorter))
+        };
         let asked = (&self.method, &self.policy);
         let answer = answer(self.context, &self.engine, &prompt, asked, (&request, None), running)
-            .map_err(|error| with_room(error, "--max-tokens", shorter))?;
+            .map_err(|error| with_room(error, "start the chat again with --max-tokens", shorter))?;
         if self.context.json {
             let mut value = as_json(&self.method, &self.policy, &answer);
             if let Some(sources) = sources {
@@ -262,6 +326,23 @@ impl Chat<'_> {
         Ok(())
     }
 
+    /// The sampling of an answer: a default of --max-tokens is cut to the room that the prompt leaves of the context, and `shorter` makes a
+    /// shorter prompt.
+    fn fitting_sampling(&self, prompt: &Prompt, shorter: &str) -> Sampling {
+        let mut sampling = self.sampling.clone();
+        let is_default =
+            !self.context.max_tokens_given && sampling.max_tokens == Sampling::default().max_tokens;
+        let fits = self.engine.max_seq_len(prompt, sampling.max_tokens, &self.policy.built);
+        if let (true, Err(Error::PromptTooLong { prompt, context, .. })) = (is_default, fits)
+            && prompt < context
+        {
+            sampling.max_tokens = context - prompt;
+            let room = count(sampling.max_tokens, "token");
+            self.context.say(&format!("the context has room for {room} of this answer; {shorter}"));
+        }
+        sampling
+    }
+
     fn state(&self) -> String {
         let documents = match (self.search, self.documents.len()) {
             (Some(_), 0) => "the stored documents".to_owned(),
@@ -271,5 +352,25 @@ impl Chat<'_> {
         let documents = documents + &searched.unwrap_or_default();
         let policy = if self.policy.built.is_full() { "" } else { &format!(", {}", self.policy.spec) };
         format!("{} with {}{policy}, {documents}", self.context.global.model, self.method.spec)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn typed_paths_may_have_quotes_and_the_home_folder() {
+        let home = std::env::home_dir().unwrap();
+        for (text, path) in [
+            ("~/my notes", home.join("my notes")),
+            ("'~//notes'", home.join("notes")),
+            ("\"a b\"", PathBuf::from("a b")),
+            ("'a\"", PathBuf::from("'a\"")),
+            ("a~/b", PathBuf::from("a~/b")),
+            ("\"", PathBuf::from("\"")),
+        ] {
+            assert_eq!(typed_path(text), path, "{text}");
+        }
     }
 }

@@ -46,10 +46,12 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
     engine
         .max_seq_len(&prompt, sampling.max_tokens, &policy.built)
         .map_err(|error| with_room(error.into(), "--max-tokens", shorter))?;
+    let interrupt = Interrupt::listen_to_all().context("cannot wait for signals")?;
+    let running = interrupt.running();
     let mut ingested = None;
     if method.built.reuses() {
         if !documents.is_empty() {
-            ingested = Some(ingest_to_answer(context, &engine, &prompt.chunks, &method)?);
+            ingested = Some(ingest_to_answer(context, &engine, &prompt.chunks, &method, &running)?);
         }
         engine.ingest_system(&prompt)?;
     }
@@ -61,8 +63,6 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
         ..GenerateRequest::new(method.built.clone(), sampling.clone())
     };
     let mut page = Page::new(context, prompt.len());
-    let interrupt = Interrupt::listen_to_all().context("cannot wait for signals")?;
-    let running = interrupt.running();
     let mut prefill = engine.prefill(&prompt, request)?;
     while prefill.advance()? != Advance::Done {
         running.check()?;

@@ -4,10 +4,9 @@ use std::io;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use indicatif::ProgressBar;
 use refrain::Library;
 use refrain::corpus::StoredDocument;
-use refrain::engine::{Advance, Document, Engine, IngestProgress, IngestReport, Prompt, PromptChunk, rate};
+use refrain::engine::{Advance, Document, Engine, Ingest, IngestReport, Prompt, PromptChunk, rate};
 use serde_json::json;
 
 use crate::args;
@@ -17,7 +16,7 @@ use crate::output::{
     self, Exit, Fail, SOME_FAILED, STOPPED, broken, bytes, count, print, print_json, seconds, show,
 };
 use crate::settings::Context;
-use crate::signals::Interrupt;
+use crate::signals::{Interrupt, Interrupted, Interruptible};
 use refrain::folders::tilde;
 
 /// `refrain ingest`
@@ -25,7 +24,9 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
     let method = methods::asked(context, &args.method)?;
     let Documents { documents, failures, left_out } = read_documents(context.console, &args.paths)?;
     let engine = context.open_engine(&args.instructions())?;
-    let (report, is_whole) = ingest_until_stopped(context, &engine, &documents, &method)?;
+    let interrupt = Interrupt::listen_to_all().context("cannot wait for signals")?;
+    let work = engine.start_ingest(&documents, &method.built)?;
+    let (report, is_whole) = ingest_until_stopped(context, work, &interrupt.running())?;
     if !is_whole {
         return stopped(context, &engine, &documents, &method, &report);
     }
@@ -74,17 +75,13 @@ fn keep(context: &Context, engine: &Engine, documents: &[Document]) -> Option<Ve
     kept.inspect_err(warn).ok()
 }
 
-/// Computes the chunks that the store lacks, with a progress bar, until all are there or Ctrl-C or SIGTERM comes; tells whether all are
-/// there.
+/// Computes the chunks that the store lacks, with a progress bar, until all are there or a signal stops it; tells whether all are there.
 fn ingest_until_stopped(
     context: &Context,
-    engine: &Engine,
-    documents: &[Document],
-    method: &Method,
+    mut work: Ingest,
+    running: &Interruptible<'_>,
 ) -> Result<(IngestReport, bool)> {
-    let interrupt = Interrupt::listen_to_all().context("cannot wait for signals")?;
-    let (running, bar) = (interrupt.running(), bar(context));
-    let mut work = engine.start_ingest(documents, &method.built)?;
+    let bar = context.bar("ingesting", "{pos}/{len} tokens, {rate}{left}");
     loop {
         let is_done = work.advance()? == Advance::Done;
         if let Some(progress) = work.new_progress() {
@@ -146,22 +143,6 @@ fn stored_documents(
     Ok((whole, stored))
 }
 
-/// The progress bar of an ingest.
-fn bar(context: &Context) -> ProgressBar {
-    context.bar("ingesting", "{pos}/{len} tokens, {rate}{left}")
-}
-
-/// Computes the chunks that the store lacks, with a progress bar.
-fn ingest(
-    context: &Context,
-    work: impl FnOnce(&mut dyn FnMut(IngestProgress)) -> refrain::engine::Result<IngestReport>,
-) -> Result<IngestReport> {
-    let bar = bar(context);
-    let report = work(&mut |progress| show(&bar, progress.done as u64, progress.total as u64))?;
-    bar.finish_and_clear();
-    Ok(report)
-}
-
 /// Waits until the stored chunks are in the object store, or cannot be sent now.
 #[cfg(feature = "remote")]
 fn share(context: &Context, store: &refrain::store::Store) {
@@ -187,13 +168,21 @@ fn share(context: &Context, store: &refrain::store::Store) {
 }
 
 /// Ingest on the way to an answer: a disk that takes nothing is a warning, since chunks serve from memory.
+///
+/// # Errors
+/// [`Interrupted`] where a signal stops it: the chunks that are stored stay.
 pub(crate) fn ingest_to_answer(
     context: &Context,
     engine: &Engine,
     chunks: &[PromptChunk],
     method: &Method,
+    running: &Interruptible<'_>,
 ) -> Result<IngestReport> {
-    let report = ingest(context, |progress| engine.ingest_to_answer(chunks, &method.built, progress))?;
+    let work = engine.start_ingest_to_answer(chunks, &method.built)?;
+    let (report, is_whole) = ingest_until_stopped(context, work, running)?;
+    if !is_whole {
+        return Err(Interrupted.into());
+    }
     if let Some(reason) = &report.not_stored {
         output::warn(&format!("chunks could not be stored, the next answer computes them again: {reason}"));
     } else if report.computed > 0 && !context.json {

@@ -690,7 +690,7 @@ fn a_chat_remembers_and_ends_with_its_input() {
     assert!(tokens(&answers[1]) > tokens(&answers[0]), "the first turn is part of the second prompt");
 }
 
-/// A person's terminal: lines are edited, and Ctrl-C stops an answer and not the chat.
+/// A person's terminal: lines are edited, and Ctrl-C stops an answer or a prefill and not the chat.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_person_chats_at_a_terminal() {
@@ -698,9 +698,12 @@ fn a_person_chats_at_a_terminal() {
         return;
     }
     let home = Home::new();
+    let book =
+        home.write("a book.md", (0..600).map(|i| format!("{CHAINS}Page {i}.\n\n")).collect::<String>());
     let mut person = Command::new(serve::python());
     home.settle(&mut person)
         .arg(book::root().join("tests/e2e/chat.py"))
+        .args([book, home.path("answers.txt")])
         .args([env!("CARGO_BIN_EXE_refrain"), "chat"]);
     let ran = Ran::of(person.output().unwrap()).good();
     assert_eq!(ran.out, "ok\n");

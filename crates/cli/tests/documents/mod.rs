@@ -95,6 +95,9 @@ fn files_that_cannot_be_read_are_told_and_counted_beside_the_others() {
     let answer = home.json(&ask);
     assert_eq!(answer["failures"].as_array().unwrap().len(), 2);
     assert!(home.run(&ask).good().err.contains("secret.pdf: encrypted"));
+    let text =
+        home.json(&["generate", "--docs", &docs, "--max-tokens", "4", "How much air does a tyre take?"]);
+    assert_eq!(text["failures"], answer["failures"]);
     let talk =
         home.run_with_input(&["chat", "--max-tokens", "2"], &format!("/docs {docs}/a.pdf\nWhy?\n")).good();
     assert!(talk.err.contains("1 document"), "{}", talk.err);
@@ -276,7 +279,33 @@ fn a_chat_prefills_what_its_answers_draw_on() {
     assert_eq!(labels(), ["Bolts"]);
     chat("2", "/search off\n").good();
     assert_eq!(labels().len(), 2);
-    chat("100000", "A bolt?\n").failed(1, &["search for fewer chunks with /search N"]);
+    let given = ["start the chat again with --max-tokens", "search for fewer chunks with /search N"];
+    chat("100000", "A bolt?\n").failed(1, &given);
+}
+
+/// An unknown command stops a script, so that no later line gets the answer of another. --quiet shows replies to commands.
+#[test]
+fn a_chat_refuses_unknown_commands_and_shows_its_help() {
+    let home = Home::new();
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    let chat = ["chat", "--quiet", "--model", model.to_str().unwrap(), "--prefix", "none", "--method", "pie"];
+    let ran = home.run_with_input(&chat, "/help\n/method\n").good();
+    assert!(ran.err.contains("/method NAME") && ran.err.contains("with pie"), "{}", ran.err);
+    let ran = home.run_with_input(&chat, "/metod vanilla\nWhy?\n");
+    assert_eq!(ran.failed(1, &["there is no command /metod", "hint: /help lists"]).out, "");
+}
+
+/// The default of --max-tokens is cut to the room that the context leaves for an answer.
+#[test]
+fn a_chat_answers_as_long_as_the_context_has_room() {
+    let home = Home::new();
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    let chat = ["chat", "--json", "--model", model.to_str().unwrap(), "--prefix", "none"];
+    let ran = home.run_with_input(&chat, &format!("{}\n", "bolt ".repeat(80))).good();
+    let answer: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    let room = 512 - answer["stats"]["prompt_tokens"].as_u64().unwrap();
+    let said = format!("the context has room for {room} tokens of this answer; ask a shorter question");
+    assert!(ran.err.contains(&said), "{said}: {}", ran.err);
 }
 
 /// TTFT leaves out the prefill that the answer waited for, so that the statistics name it; an answer from stored chunks waited for none.

@@ -362,7 +362,7 @@ impl Ingest {
     }
 
     /// Does all of it, and tells `progress` what [`new_progress`](Ingest::new_progress) has.
-    pub(super) fn run(mut self, mut progress: impl FnMut(IngestProgress)) -> Result<IngestReport> {
+    pub(crate) fn run(mut self, mut progress: impl FnMut(IngestProgress)) -> Result<IngestReport> {
         loop {
             let advance = self.advance()?;
             if let Some(now) = self.new_progress() {

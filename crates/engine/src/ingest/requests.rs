@@ -39,22 +39,6 @@ impl Engine {
         self.start_ingest(documents, method)?.run(progress)
     }
 
-    /// [`Engine::ingest_for`] on the way to an answer over documents that are cut into chunks: chunks that come from an object store are not
-    /// waited for, but read while they come.
-    ///
-    /// # Errors
-    /// As for [`Engine::ingest`].
-    pub fn ingest_to_answer(
-        &self,
-        chunks: &[PromptChunk],
-        method: &Arc<dyn FusionMethod>,
-        progress: impl FnMut(IngestProgress),
-    ) -> Result<IngestReport> {
-        // The documents are those of the answer's prompt, in their order.
-        let prompt = Prompt { system: self.before_chunks(), chunks: chunks.to_vec(), ..Prompt::default() };
-        self.start_ingest_of(&prompt, method, false)?.run(progress)
-    }
-
     /// Begins [`Engine::ingest_for`], to be done step by step.
     ///
     /// # Errors
@@ -73,6 +57,21 @@ impl Engine {
         method: &Arc<dyn FusionMethod>,
     ) -> Result<Ingest> {
         self.start_ingest_of(&Prompt { chunks, ..Prompt::default() }, method, true)
+    }
+
+    /// [`Engine::start_chunk_ingest`] on the way to an answer: chunks that come from an object store are not waited for, but read while they
+    /// come.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub fn start_ingest_to_answer(
+        &self,
+        chunks: &[PromptChunk],
+        method: &Arc<dyn FusionMethod>,
+    ) -> Result<Ingest> {
+        // The documents are those of the answer's prompt, in their order.
+        let prompt = Prompt { system: self.before_chunks(), chunks: chunks.to_vec(), ..Prompt::default() };
+        self.start_ingest_of(&prompt, method, false)
     }
 
     fn start_ingest_of(

@@ -130,7 +130,8 @@ fn what_ingest_keeps_of_documents_is_all_that_an_answer_needs() {
             (chunks, chunks, prompt.document_tokens())
         );
         assert_eq!(library.computed_tokens, 2 * library.tokens, "each chunk is prefilled twice");
-        let to_answer = averaging.ingest_to_answer(&prompt.chunks, &method, |_| ()).unwrap();
+        let to_answer =
+            averaging.start_ingest_to_answer(&prompt.chunks, &method).unwrap().run(|_| ()).unwrap();
         assert_eq!((to_answer.chunks, to_answer.computed), (chunks, 1), "the first chunk, for its place");
         let sampling = Sampling { max_tokens: 2, ..Sampling::default() };
         let request = GenerateRequest::new(method.clone(), sampling);
