@@ -183,6 +183,7 @@ pub(super) async fn ready(State(app): State<App>) -> Response {
     responses(
         (status = 200, description = "Metrics in the text format of OpenMetrics", body = String, content_type = "application/openmetrics-text"),
         (status = "4XX", description = "The request is refused", body = ErrorResponse),
+        (status = "5XX", description = "The server failed", body = ErrorResponse),
     ),
 )]
 pub(super) async fn metrics(State(app): State<App>, headers: HeaderMap) -> Result<Response> {

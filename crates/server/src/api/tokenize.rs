@@ -66,6 +66,7 @@ pub(super) struct DetokenizeResponse {
     responses(
         (status = 200, description = "The tokens", body = TokenizeResponse),
         (status = "4XX", description = "The request is refused", body = ErrorResponse),
+        (status = "5XX", description = "The server failed, is shutting down, or took too long", body = ErrorResponse),
     ),
 )]
 pub(super) async fn tokenize(
@@ -115,6 +116,7 @@ pub(super) async fn tokenize(
     responses(
         (status = 200, description = "The text", body = DetokenizeResponse),
         (status = "4XX", description = "The request is refused", body = ErrorResponse),
+        (status = "5XX", description = "The server failed, is shutting down, or took too long", body = ErrorResponse),
     ),
 )]
 pub(super) async fn detokenize(

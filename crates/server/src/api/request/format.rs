@@ -14,6 +14,13 @@ pub(super) fn logprobs_schema() -> Schema {
     types.into_iter().fold(OneOfBuilder::new(), OneOfBuilder::item).build().into()
 }
 
+/// Schema of a JSON schema that may be given as its text. The description takes the place of the field's comment, which `schema_with` drops.
+fn schema_or_text() -> Schema {
+    let types = [Type::Object, Type::String].map(Object::with_type);
+    let either = types.into_iter().fold(OneOfBuilder::new(), OneOfBuilder::item);
+    either.description(Some("A JSON schema, as an object or as its text.")).build().into()
+}
+
 /// The form that the answer is held to.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -89,7 +96,7 @@ impl NamedSchema {
 pub(crate) struct StructuredOutputs {
     /// A JSON schema, as an object or as its text.
     #[serde(default)]
-    #[schema(value_type = Object)]
+    #[schema(schema_with = schema_or_text)]
     json: Option<Value>,
     /// Whether the answer is a JSON object.
     #[serde(default)]

@@ -18,8 +18,10 @@ pub(crate) const MAX_TOOL_NAME: usize = 64;
 pub(crate) struct ToolDefinition {
     /// `function`
     #[serde(default, rename = "type")]
+    #[schema(required = true)]
     pub(crate) kind: String,
     #[serde(default)]
+    #[schema(required = true)]
     pub(crate) function: FunctionDefinition,
 }
 
@@ -27,7 +29,7 @@ pub(crate) struct ToolDefinition {
 pub(crate) struct FunctionDefinition {
     /// Letters, digits, `_` and `-`.
     #[serde(default)]
-    #[schema(min_length = 1, max_length = 64)]
+    #[schema(required = true, min_length = 1, max_length = 64)]
     pub(crate) name: String,
     #[serde(default)]
     pub(crate) description: Option<String>,

@@ -77,8 +77,10 @@ pub(in crate::api) struct ResponsesRequest {
 pub(super) struct FunctionTool {
     /// `function`
     #[serde(default)]
+    #[schema(required = true)]
     r#type: String,
     #[serde(default)]
+    #[schema(required = true)]
     name: String,
     #[serde(default)]
     description: Option<String>,
