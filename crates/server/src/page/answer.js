@@ -25,14 +25,15 @@ const references = (documents) => documents.map(({ id, chunks }) => ({ id, parts
 const inWords = (documents) => documents.flatMap(({ title, chunks }, i) =>
   [i ? ", " : "", make("bdi", { textContent: title }), chunks.length === chunks[0]?.of ? "" : ` (${count(chunks.length, "part")} of ${chunks[0].of})`]);
 
-/// Copies a text, also where the page was not loaded safely and the browser has no clipboard for it.
+/// Copies a text, also where the page was not loaded safely and the browser has no clipboard for it. Fails if the browser does not copy.
 async function copy(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
   const field = make("textarea", { value: text });
   document.body.append(field);
   field.select();
-  document.execCommand("copy");
+  const isCopied = document.execCommand("copy");
   field.remove();
+  if (!isCopied) throw new Error("the browser does not copy");
 }
 
 export class Answer {
@@ -45,9 +46,9 @@ export class Answer {
     this.details = make("div");
     this.copy = make("button", { type: "button", className: "quiet", textContent: "Copy", hidden: true, ariaLabel: `Copy the answer by ${method}` });
     this.copy.onclick = async () => {
-      await copy(this.said);
+      const outcome = await copy(this.said).then(() => "Copied", () => "Not copied: select the text");
       this.copy.focus();
-      this.copy.textContent = $("told").textContent = "Copied";
+      this.copy.textContent = $("told").textContent = outcome;
       setTimeout(() => { this.copy.textContent = "Copy"; }, 2000);
     };
     const head = make("div", { className: "row head" }, make("h4", { textContent: method }), this.copy);
@@ -85,6 +86,7 @@ export class Answer {
         if (event.refrain?.stats) this.result = event.refrain;
         grown();
       }
+      if (!this.said && !this.end) this.finish("The model ended its answer at once, without text.");
     } catch (error) {
       if (same && error.code === "not_found") error.message = "A document of the earlier turns was removed: choose others under “From”.";
       this.finish(error.name === "AbortError" ? "Stopped." : `No ${this.said ? "more of the " : ""}answer: ${error.message}`);
@@ -123,7 +125,7 @@ export class Answer {
     if (!this.stats) return;
     const { documents, explanation } = this.result;
     this.times = make("dl", { className: "numbers" });
-    this.details.replaceChildren(...this.prompt(), this.times, ...(this.bounded ? this.strip() : []));
+    this.details.replaceChildren(...this.prompt(), this.times, ...(this.bounded && this.kept.length ? this.strip() : []));
     const hint = (...said) => this.details.append(make("p", { className: "hint" }, ...said));
     if (documents.length === 0 && this.asked === "search") hint("No document was found: answered by the model alone.");
     else if (explanation) this.details.append(...shaded(explanation.chunks));
