@@ -38,20 +38,23 @@ export const fault = ({ message, code }) =>
 /// An error with the page's own words for what the browser says of a lost connection.
 const lost = (message) => (error) => { throw error.name === "AbortError" ? error : Object.assign(new Error(message), { lost: true }); };
 
-const headers = () => {
+/// Sends a request. One `inBackground`, which nobody has asked for, leaves the focus where it is.
+export async function request(path, { inBackground, ...options } = {}) {
   const key = $("key").value.trim();
-  return { "content-type": "application/json", ...(key && { authorization: `Bearer ${key}` }) };
-};
-
-export async function request(path, options = {}) {
-  const response = await fetch(path, { ...options, headers: headers() }).catch(lost("The server cannot be reached."));
+  const refused = () => {
+    if (!inBackground) {
+      $("access").open = true;
+      $("key").focus();
+    }
+    return new Error(key ? "The server does not know this API key: enter another one above." : "Enter your API key above.");
+  };
+  // Keys are ASCII, and a header takes no character outside Latin-1.
+  if (/[^\x20-\x7e]/.test(key)) throw refused();
+  const headers = { "content-type": "application/json", ...(key && { authorization: `Bearer ${key}` }) };
+  const response = await fetch(path, { ...options, headers }).catch(lost("The server cannot be reached."));
   if (response.ok) return response;
   const body = await response.json().catch(() => null);
-  if (response.status === 401) {
-    $("access").open = true;
-    $("key").focus();
-    throw new Error($("key").value ? "The server does not know this API key: enter another one above." : "Enter your API key above.");
-  }
+  if (response.status === 401) throw refused();
   throw fault(body?.error ?? { message: `${response.status} ${response.statusText}` });
 }
 

@@ -190,10 +190,14 @@ function anew() {
 $("anew").onclick = anew;
 $("back").onclick = takeBack;
 $("stop").onclick = () => { stop?.abort(); $("question").focus(); };
-window.addEventListener("keydown", (event) => { if (event.key === "Escape") stop?.abort(); });
+/// Whether a key is an input method's. Safari ends a composition before the key that confirms it, whose code is 229.
+const composes = (event) => event.isComposing || event.keyCode === 229;
+window.addEventListener("keydown", (event) => { if (event.key === "Escape" && !composes(event)) stop?.abort(); });
 $("question").onkeydown = (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+  if (event.key === "Enter" && !event.shiftKey && !composes(event)) {
     event.preventDefault();
     $("ask").requestSubmit();
   }
 };
+// Firefox keeps over a reload which buttons were off.
+enable(false);

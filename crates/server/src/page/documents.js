@@ -12,12 +12,12 @@ const rows = new Map();
 /// Pages that are listed, and whether there are more.
 let [pages, hasMore] = [1, false];
 
-/// Lists the stored documents.
-export async function showDocuments() {
+/// Lists the stored documents. The options are those of `request`.
+export async function showDocuments(options) {
   const found = new Map();
   let [after, more] = ["", true];
   for (let page = 0; page < pages && more; page++) {
-    const list = await (await request(`v1/documents?limit=${PAGE}${after && `&after=${after}`}`)).json();
+    const list = await (await request(`v1/documents?limit=${PAGE}${after && `&after=${after}`}`, options)).json();
     for (const kept of list.data) found.set(kept.id, kept);
     [after, more] = [list.last_id ?? after, list.has_more];
   }
@@ -142,4 +142,4 @@ $("more").onclick = () => attempt(async () => {
   if (!hasMore) $("filter").focus();
 });
 // Another tab, or another program, may have added some meanwhile.
-document.addEventListener("visibilitychange", () => { if (!document.hidden) showDocuments().catch(() => {}); });
+document.addEventListener("visibilitychange", () => { if (!document.hidden) showDocuments({ inBackground: true }).catch(() => {}); });
