@@ -7,22 +7,12 @@ Pictures go into the folder. Ends with status 77 where Playwright or Chromium is
 
 import os
 import re
-import shutil
 import sys
 
-try:
-    from playwright.sync_api import sync_playwright
-except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+from browser import FOCUS, URL, ask, launch, stand_in, start, sync_playwright
+from page_faults import keep_policy, meet_faults
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-CHROMIUM = os.environ.get("REFRAIN_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-if not CHROMIUM:
-    print("skipped: no Chromium (REFRAIN_CHROMIUM says where it is)")
-    sys.exit(77)
-
-URL, FOLDER = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None
+FOLDER = sys.argv[2] if len(sys.argv) > 2 else None
 TEXT = "A stem bolt is tightened to 5 Nm. Carbon bars want paste on the clamp. The rear wheel has 28 spokes."
 
 # Every text that is seen with less contrast than WCAG 2.2 AA wants: 4.5, or 3 where it is large.
@@ -49,11 +39,6 @@ FAINT = """() => {
   }
   return [texts, found];
 }"""
-FOCUS = """() => {
-  const e = document.activeElement, style = getComputedStyle(e), box = e.getBoundingClientRect();
-  return { what: e.id || e.name || e.textContent.trim().slice(0, 20) || e.tagName, body: e === document.body,
-    outline: style.outlineStyle === 'none' ? 0 : parseFloat(style.outlineWidth), seen: box.width > 0 && box.height > 0 };
-}"""
 # Every pattern of the bars with less contrast to its card than WCAG 2.2 AA wants of graphics: 3.
 PALE = """() => {
   const kinds = ['prefix', 'reused', 'recomputed', 'fresh'], style = getComputedStyle(document.documentElement);
@@ -62,26 +47,6 @@ PALE = """() => {
   const color = name => style.getPropertyValue('--' + name).trim();
   const ratio = name => { const [a, b] = [color(name), color('card')].map(lightness).sort((x, y) => y - x); return (a + .05) / (b + .05); };
   return kinds.filter(kind => !(ratio(kind) >= 3)).map(kind => kind + ' ' + ratio(kind));
-}"""
-# Answers questions in the server's place with `answer`: its lines, the milliseconds before each, why it ends, and its documents. What it is asked
-# is in `asked`.
-STAND_IN = """() => {
-  const real = fetch, bytes = new TextEncoder();
-  Object.assign(window, { asked: [], answer: null, fetch: (path, options) => {
-    if (!path.endsWith('/chat/completions')) return real(path, options);
-    const { lines, pause, end, documents } = window.answer;
-    const stats = { prompt_tokens: 9, document_tokens: 0, prefix_tokens: 0, cached_tokens: 0, recomputed_tokens: 0, kept_tokens: 9, ttft: 1, kv_bytes_held: 1 };
-    const choice = (content, finish_reason) => JSON.stringify({ choices: [{ delta: { content }, finish_reason }] });
-    const events = [...Array(lines).keys()].map(i => choice(`Line ${i}.\\n`, null));
-    events.push(choice('', end), JSON.stringify({ refrain: { stats, documents } }), '[DONE]');
-    window.asked.push(JSON.parse(options.body));
-    return Promise.resolve(new Response(new ReadableStream({ async pull(stream) {
-      await new Promise(resume => setTimeout(resume, pause));
-      if (options.signal.aborted) return stream.error(options.signal.reason);
-      stream.enqueue(bytes.encode(`data: ${events.shift()}\\n\\n`));
-      if (!events.length) stream.close();
-    } })));
-  } });
 }"""
 NAMELESS = """() => [...document.querySelectorAll('button, input, textarea, select, summary')].filter(e => e.checkVisibility())
   .filter(e => !(e.getAttribute('aria-label') || (e.matches('select, textarea') ? '' : e.textContent) || [...e.labels ?? []].map(l => l.textContent).join('')).trim())
@@ -119,22 +84,6 @@ def open_box(page, box):
         page.keyboard.press("Enter")
 
 
-def start(page):
-    page.goto(URL)
-    # The documents come last.
-    page.wait_for_selector("#documents li", state="attached")
-
-
-def ask(page, question, turns):
-    """Asks by keyboard, the question having the focus, and waits for the answers of the turn."""
-    page.keyboard.type(question)
-    page.keyboard.press("Enter")
-    page.wait_for_function("n => document.querySelectorAll('.turn').length === n", arg=turns)
-    assert page.evaluate(FOCUS)["what"] == "question", "a further question can be typed at once"
-    page.wait_for_selector("#go:not([disabled])", timeout=120_000)
-    assert page.locator("#problem").inner_text() == "", page.locator("#problem").inner_text()
-
-
 def tokens(article):
     """Tokens of an answer's prompt by kind, as they are written beside the bar."""
     rows = article.locator(".kinds > div").all()
@@ -168,11 +117,9 @@ def add(page, text, kept):
 def choose(page):
     """What the next answers are from, where the server's answers do not matter."""
     source = lambda: page.locator("#settings").evaluate("form => form.elements.from.value")
-    answer = lambda **how: page.evaluate("how => { answer = how; }", {"lines": 1, "pause": 0, "end": "stop", "documents": [], **how})
     asked = lambda: page.evaluate("asked.at(-1).documents")
-    page.evaluate(STAND_IN)
+    answer = stand_in(page)
     reach(page, "#question")
-    answer()
     ask(page, "Is there anything?", 1)
     assert source() == "search", "where no document was found there are none to keep"
     assert page.get_by_text("No document was found").count() == 2
@@ -327,10 +274,12 @@ def use(browser, name, width, height, scheme):
 
 
 with sync_playwright() as playwright:
-    browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+    browser = launch(playwright)
     use(browser, "wide-light", 1280, 900, "light")
     use(browser, "phone-dark", 390, 844, "dark")
     use(browser, "phone-light", 360, 740, "light")
     use(browser, "wide-dark", 1280, 900, "dark")
+    keep_policy(browser)
+    meet_faults(browser)
     browser.close()
 print("the page can be read and used")

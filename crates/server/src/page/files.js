@@ -3,14 +3,18 @@
 import { $, complain, count, events, fault, make, request } from "./common.js";
 import { enter } from "./documents.js";
 
-/// What waits to be added: each has a name, and gives the body of a request. A text can be given back.
+/// What waits to be added: each has a name, and gives the body of a request. A text has its draft.
 const waiting = [];
+/// Drafts that were not added, and that the form has no room for yet.
+const drafts = [];
 /// What stops the adding; none while nothing is added.
 let stop = null;
 /// Most bytes of a request's body.
 let most = Infinity;
 
-export const isAdding = () => stop !== null;
+const isAdding = () => stop !== null;
+/// Whether something is lost when the page is left.
+export const wouldLose = () => isAdding() || drafts.length > 0;
 export const limit = (bytes) => { most = bytes ?? Infinity; };
 
 /// Adds a document, and says how far it is.
@@ -45,17 +49,25 @@ async function work() {
     try {
       documents += await add(await item.body(), signal);
     } catch (error) {
-      item.back?.();
-      if (!signal.aborted) unread.push(error.message.startsWith(`${name}: `) || error.lost ? error.message : `${name}: ${error.message}`);
       // The others would not reach the server either.
-      if (signal.aborted || error.lost) waiting.splice(0).forEach((other) => other.back?.());
+      const others = signal.aborted || error.lost ? waiting.splice(0) : [];
+      if (!signal.aborted) unread.push(error.message.startsWith(`${name}: `) ? error.message : `${name}: ${error.message}`, ...others.map((other) => other.name));
+      giveBack(...[item, ...others].flatMap(({ draft }) => draft ?? []));
     }
   }
   if ($("cancel") === document.activeElement) $("text").focus();
   [$("cancel").hidden, $("progress").hidden] = [true, true];
   $("adding").textContent = `${begun === 1 && documents === 1 ? `Added ${name}` : `Added ${count(documents, "document")}`}${signal.aborted ? ", then stopped" : ""}.`;
   stop = null;
-  if (unread.length) complain(make("p", { textContent: "Not added:" }), make("ul", {}, ...unread.map((line) => make("li", { textContent: line }))));
+  const failed = unread.length ? [make("p", { textContent: "Not added:" }), make("ul", {}, ...unread.map((line) => make("li", { textContent: line })))] : [];
+  if (drafts.length) failed.push(make("p", { textContent: "The form shows the next text that was not added as soon as it is empty." }));
+  if (failed.length) complain(...failed);
+}
+
+/// Puts the first draft that was not added into the form, unless something stands there.
+function giveBack(...more) {
+  drafts.push(...more);
+  if (drafts.length && !$("title").value && !$("text").value) ({ title: $("title").value, text: $("text").value } = drafts.shift());
 }
 
 function take(...items) {
@@ -96,10 +108,11 @@ $("add").onsubmit = (event) => {
   take({
     name: title.trim() ? `“${title.trim()}”` : "the text",
     body: () => ({ title, text }),
-    // What has been written meanwhile stays.
-    back() { if (!$("title").value && !$("text").value) [$("title").value, $("text").value] = [title, text]; },
+    draft: { title, text },
   });
+  giveBack();
 };
+$("add").oninput = () => giveBack();
 $("files").onchange = () => {
   takeFiles($("files").files);
   $("files").value = "";

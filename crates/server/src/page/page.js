@@ -3,7 +3,7 @@
 import { $, choose, make, request, tell } from "./common.js";
 import { isAnswering, restore, submit, turns } from "./conversation.js";
 import { chosen, showDocuments, tick } from "./documents.js";
-import { isAdding, limit } from "./files.js";
+import { limit, wouldLose } from "./files.js";
 
 /// What the tab had before the page was loaded anew: its session keeps it, and no one else.
 const KEPT = "refrain";
@@ -33,7 +33,16 @@ function keep() {
 }
 window.addEventListener("pagehide", keep);
 document.addEventListener("visibilitychange", () => { if (document.hidden) keep(); });
-window.addEventListener("beforeunload", (event) => { if (isAnswering() || isAdding()) event.preventDefault(); });
+window.addEventListener("beforeunload", (event) => { if (isAnswering() || wouldLose()) event.preventDefault(); });
+
+/// The server's own eviction policy: its text, its name and its capacity.
+let own = {};
+/// The policy of the next answers: the server's own with all of its options, or one of which the form says name and capacity.
+function policy() {
+  const [name, capacity] = [$("evict").value, Number($("capacity").value)];
+  if (name === own.name && (name === "full" || capacity === own.capacity)) return own.text;
+  return name === "full" ? name : { name, capacity };
+}
 
 /// What the next answers are made with; none where something is missing.
 function settings() {
@@ -42,9 +51,7 @@ function settings() {
   const from = $("settings").elements.from.value;
   const documents = { search: "search", chosen: chosen().map((id) => ({ id })) }[from] ?? [];
   if (from === "chosen" && documents.length === 0) return tell("Tick a document, or let a search find some.");
-  const name = $("evict").value;
-  const evict = name === "full" ? name : { name, capacity: Number($("capacity").value) };
-  return { methods, from, documents, evict, tokens: Number($("tokens").value) };
+  return { methods, from, documents, evict: policy(), tokens: Number($("tokens").value) };
 }
 
 $("ask").onsubmit = async (event) => {
@@ -72,18 +79,22 @@ function describe() {
 $("settings").onchange = describe;
 
 async function start() {
-  const { methods, policies, default_method: own, default_evict: policy } = await (await request("v1/methods")).json();
+  const { methods, policies, default_method: method, default_evict: text } = await (await request("v1/methods")).json();
   const { data: [model] } = await (await request("v1/models")).json();
-  const base = own.split(":")[0];
+  const base = method.split(":")[0];
   const box = ({ name, description }) => {
-    const value = name === base ? own : name;
+    const value = name === base ? method : name;
     const checked = kept.made ? kept.made.methods.includes(value) : ["vanilla", base].includes(name);
     return make("label", { title: description }, make("input", { type: "checkbox", value, checked }), ` ${name}`);
   };
   $("methods").append(...methods.map(box));
   $("evict").append(...policies.map(({ name, description }) => make("option", { value: name, textContent: name, title: description })));
+  const name = text.split(":")[0];
+  // The text leaves out options that have their defaults.
+  const unsaid = policies.find((policy) => policy.name === name)?.options.find((option) => option.name === "capacity")?.default ?? 512;
+  own = { text, name, capacity: Number(text.match(/[:,]capacity=(\d+)/)?.[1] ?? unsaid) };
   // The prompt needs most of a short context.
-  const fields = { evict: policy.split(":")[0], capacity: policy.match(/capacity=(\d+)/)?.[1] ?? 512, tokens: Math.min(512, model.max_model_len >> 2) };
+  const fields = { evict: name, capacity: own.capacity, tokens: Math.min(512, model.max_model_len >> 2) };
   put({ ...fields, ...kept.made?.fields });
   // Another server may have other policies.
   if (!$("evict").value) put(fields);

@@ -1,0 +1,122 @@
+"""The part of `page.py` in which a connection, an answer, a key or the clipboard fails."""
+
+from browser import FOCUS, URL, ask, stand_in, start
+
+
+def keep_policy(browser):
+    """Answers are made with the server's own eviction policy and all of its options until another one is chosen."""
+    for own, capacity in (("morph_kv", "600"), ("morph_kv:capacity=800,window=100,fuse=max", "800"), ("full", "512")):
+        page = browser.new_page()
+
+        def serve(route):
+            response = route.fetch()
+            route.fulfill(response=response, json={**response.json(), "default_evict": own})
+
+        page.route("**/v1/methods", serve)
+        start(page)
+        stand_in(page)
+        evict = lambda: page.evaluate("asked.at(-1).refrain.evict")
+        assert page.locator("#capacity").input_value() == capacity, own
+        page.locator("#question").focus()
+        ask(page, "By the server's own policy?", 1)
+        assert evict() == own, evict()
+        page.locator("#evict").select_option("morph_kv")
+        page.locator("#capacity").fill("640")
+        page.locator("#question").focus()
+        ask(page, "By another one?", 2)
+        assert evict() == {"name": "morph_kv", "capacity": 640}, evict()
+        page.close()
+
+
+def lose_connection(page):
+    """All that was not added is named, and texts come back into the form as soon as it is empty."""
+    held = []
+    page.route("**/v1/documents", lambda route: held.append(route) if route.request.method == "POST" else route.continue_())
+    form = lambda: [page.locator(field).input_value() for field in ("#title", "#text")]
+    for title in ("First", "Second"):
+        page.locator("#title").fill(title)
+        page.locator("#text").fill(f"{title} text.")
+        page.locator("#add button").first.click()
+    page.locator("#files").set_input_files({"name": "third.txt", "mimeType": "text/plain", "buffer": b"A third text."})
+    page.locator("#text").fill("Typed meanwhile")
+    while not held:
+        page.wait_for_timeout(10)
+    held[0].abort()
+    page.wait_for_selector("#unread li")
+    lines = page.locator("#unread li").all_inner_texts()
+    assert lines == ["“First”: The server cannot be reached.", "“Second”", "third.txt"], lines
+    assert form() == ["", "Typed meanwhile"]
+    for title in ("First", "Second"):
+        page.locator("#title").fill("")
+        page.locator("#text").fill("")
+        assert form() == [title, f"{title} text."], form()
+    page.unroute("**/v1/documents")
+
+
+def answer_without_text(page, answer):
+    """An answer that has no text says so, and shows no numbers that it lacks."""
+    answer(lines=0)
+    page.locator("#evict").select_option("h2o")
+    page.locator("#question").focus()
+    ask(page, "Nothing?", 1)
+    assert page.locator("#turns").get_by_text("The model ended its answer at once, without text.").count() == 2
+    assert "undefined" not in page.locator("#turns").inner_text() and page.locator("#turns canvas").count() == 0
+    page.locator("#question").fill("")
+
+
+def compose(page, answer):
+    """Keys of an input method neither ask nor stop."""
+    press = "([target, how]) => document.querySelector(target).dispatchEvent(new KeyboardEvent('keydown', { bubbles: true, cancelable: true, ...how }))"
+    page.locator("#question").fill("車輪")
+    page.evaluate(press, ["#question", {"key": "Enter", "keyCode": 229}])
+    assert page.locator(".turn").count() == 1 and page.locator("#question").input_value() == "車輪"
+    answer(lines=5, pause=10)
+    page.locator("#question").press("Enter")
+    page.evaluate(press, ["#question", {"key": "Escape", "isComposing": True}])
+    page.wait_for_selector("#go:not([disabled])")
+    assert page.locator(".turn").nth(1).get_by_text("Line 4.").count() == 2, "the answers are whole"
+
+
+def copy_in_vain(page):
+    """A browser that does not copy is not said to have copied."""
+    button = page.locator(".turn").nth(1).locator(".head button").first
+    for refuse in (
+        "() => { navigator.clipboard.writeText = () => Promise.reject(new Error('denied')); }",
+        "() => { Object.defineProperty(navigator, 'clipboard', { value: undefined }); document.execCommand = () => false; }",
+    ):
+        page.evaluate(refuse)
+        page.evaluate("document.getElementById('told').textContent = ''")
+        button.click()
+        page.wait_for_function("() => document.getElementById('told').textContent")
+        assert [page.locator("#told").inner_text(), button.inner_text()] == ["Not copied: select the text"] * 2
+
+
+def refuse_key(page):
+    """A key that no header can carry is unknown. A request that nobody has asked for leaves the focus where it is."""
+    page.locator("#access summary").click()
+    page.locator("#key").fill("ключ")
+    page.locator("#question").focus()
+    page.wait_for_function("() => document.getElementById('problem').textContent.includes('does not know this API key')")
+    page.locator("#question").focus()
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    assert page.evaluate(FOCUS)["what"] == "question"
+
+
+def meet_faults(browser):
+    """What rarely happens is told, and loses nothing."""
+    page = browser.new_page()
+    faults = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    # Firefox keeps over a reload that the button was off.
+    off = lambda response: response.text().replace('<button id="go">', '<button id="go" disabled>')
+    page.route(f"{URL}/", lambda route: route.fulfill(response=(response := route.fetch()), body=off(response)))
+    start(page)
+    assert page.locator("#go").is_enabled()
+    lose_connection(page)
+    answer = stand_in(page)
+    answer_without_text(page, answer)
+    compose(page, answer)
+    copy_in_vain(page)
+    refuse_key(page)
+    assert not faults, faults
+    page.close()
