@@ -11,11 +11,11 @@ use std::time::Duration;
 use tokio::runtime::Builder;
 use tokio::time::timeout;
 
-/// Nothing is done that Ctrl-C could stop: it ends the program.
+/// Nothing is done that a signal could stop: it ends the program.
 const IDLE: u8 = 0;
-/// Something is done that Ctrl-C stops.
+/// Something is done that a signal stops.
 const RUNNING: u8 = 1;
-/// Ctrl-C has come. Another one ends the program.
+/// A signal has come. Another one ends the program.
 const INTERRUPTED: u8 = 2;
 
 /// Ctrl-C, or SIGTERM as well, where it stops what is done and not the program. The default hears no signal.
@@ -68,7 +68,7 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// Begins work that Ctrl-C stops. The work ends when the returned value is dropped.
+    /// Begins work that a signal stops. The work ends when the returned value is dropped.
     pub(crate) fn running(&self) -> Interruptible<'_> {
         self.state.store(RUNNING, Ordering::Relaxed);
         Interruptible { state: &self.state }
@@ -104,20 +104,20 @@ async fn next(sigterm: Option<&mut Sigterm>) -> io::Result<()> {
     }
 }
 
-/// Work that Ctrl-C stops, while it runs.
+/// Work that a signal stops, while it runs.
 #[derive(Debug)]
 pub(crate) struct Interruptible<'a> {
     state: &'a AtomicU8,
 }
 
 impl Interruptible<'_> {
-    /// Whether Ctrl-C has come.
+    /// Whether a signal has come.
     pub(crate) fn is_interrupted(&self) -> bool {
         self.state.load(Ordering::Relaxed) == INTERRUPTED
     }
 
     /// # Errors
-    /// [`Interrupted`] once Ctrl-C has come.
+    /// [`Interrupted`] once a signal has come.
     pub(crate) fn check(&self) -> Result<(), Interrupted> {
         if self.is_interrupted() { Err(Interrupted) } else { Ok(()) }
     }
@@ -129,7 +129,7 @@ impl Drop for Interruptible<'_> {
     }
 }
 
-/// Something was stopped by Ctrl-C before it had a result.
+/// Something was stopped by a signal before it had a result.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Interrupted;
 

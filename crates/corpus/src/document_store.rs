@@ -80,7 +80,7 @@ pub trait DocumentStore: Send + Sync {
     /// # Errors
     /// If they cannot be read.
     fn unfinished_removals(&self) -> Result<Vec<(String, String, Vec<ChunkKey>)>> {
-        self.local().removals()
+        self.local().removals(false)
     }
 
     /// The state of sharing; none where documents are not shared.
@@ -188,8 +188,11 @@ impl DocumentStore for LocalDocuments {
         Ok(Removal { keys, withdrawn: Ok(()) })
     }
 
-    /// In a folder that was shared, the removal stays for the next program that has the object store: chunks of the document may be there.
     fn finish_removal(&self, namespace: &str, id: &str, keys: &[ChunkKey]) -> Result<()> {
-        if self.takes_notes { Ok(()) } else { LocalDocuments::finish_removal(self, namespace, id, keys) }
+        self.finish_removal_here(namespace, id, keys)
+    }
+
+    fn unfinished_removals(&self) -> Result<Vec<(String, String, Vec<ChunkKey>)>> {
+        self.removals(true)
     }
 }

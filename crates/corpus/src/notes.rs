@@ -27,22 +27,27 @@ pub(crate) struct Note {
     pub(crate) removal: bool,
     /// It was stored before this machine came to the object store, or came back there: a removal that the object store remembers holds.
     pub(crate) before: bool,
+    /// It is removed, and its chunks are deleted on this machine.
+    pub(crate) deleted: bool,
 }
 
 impl Note {
-    pub(crate) const PUT: Note = Note { put: true, pin: false, removal: false, before: false };
-    pub(crate) const PIN: Note = Note { put: false, pin: true, removal: false, before: false };
-    pub(crate) const REMOVAL: Note = Note { put: false, pin: false, removal: true, before: false };
+    const NOTHING: Note = Note { put: false, pin: false, removal: false, before: false, deleted: false };
+    pub(crate) const PUT: Note = Note { put: true, ..Note::NOTHING };
+    pub(crate) const PIN: Note = Note { pin: true, ..Note::NOTHING };
+    pub(crate) const REMOVAL: Note = Note { removal: true, ..Note::NOTHING };
 
     fn flags(self) -> u8 {
         u8::from(self.put)
             | u8::from(self.pin) << 1
             | u8::from(self.removal) << 2
             | u8::from(self.before) << 3
+            | u8::from(self.deleted) << 4
     }
 
     pub(super) fn of_flags(flags: u8) -> Note {
-        Note { put: flags & 1 != 0, pin: flags & 2 != 0, removal: flags & 4 != 0, before: flags & 8 != 0 }
+        let has = |bit: u8| flags & 1 << bit != 0;
+        Note { put: has(0), pin: has(1), removal: has(2), before: has(3), deleted: has(4) }
     }
 
     /// This note and a later one as one.
@@ -56,6 +61,7 @@ impl Note {
             pin: self.pin || later.pin || self.removal && later.put,
             removal: self.removal && !later.put,
             before: if later.put { later.before && (self.before || !self.put) } else { self.before },
+            deleted: self.deleted && !later.put,
         }
     }
 }
@@ -104,6 +110,25 @@ pub(super) fn note(transaction: &WriteTransaction, namespace: &str, id: &str, no
     let noted = (now().as_nanos() as u64).max(noted + 1);
     unsent.insert((namespace, id), (note.flags(), noted))?;
     Ok(())
+}
+
+/// Takes note that the chunks of a removed document are deleted on this machine. False if the object store need not be told of the removal.
+pub(super) fn note_deleted(transaction: &WriteTransaction, namespace: &str, id: &str) -> Transacted<bool> {
+    let mut unsent = transaction.open_table(UNSENT)?;
+    let row = unsent.get((namespace, id))?.map(|row| row.value());
+    let Some((note, noted)) = row.map(|(flags, noted)| (Note::of_flags(flags), noted)) else {
+        return Ok(false);
+    };
+    if note.removal {
+        unsent.insert((namespace, id), (Note { deleted: true, ..note }.flags(), noted))?;
+    }
+    Ok(note.removal)
+}
+
+/// Whether the chunks of a removed document are deleted on this machine, while the object store has not been told of the removal.
+pub(super) fn is_deleted(transaction: &ReadTransaction, namespace: &str, id: &str) -> Transacted<bool> {
+    let row = transaction.open_table(UNSENT)?.get((namespace, id))?;
+    Ok(row.is_some_and(|row| Note::of_flags(row.value().0).deleted))
 }
 
 /// Whether a document is noted as stored and not yet told.

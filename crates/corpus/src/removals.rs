@@ -73,21 +73,32 @@ impl LocalDocuments {
         self.database.write(|transaction| enter_removal(transaction, namespace, id, keys.to_vec()))
     }
 
-    /// The removals that are not finished: namespace, id, and the chunk keys that no document of the namespace has.
-    pub(crate) fn removals(&self) -> Result<Vec<(String, String, Vec<ChunkKey>)>> {
+    /// The removals that are not finished: namespace, id, and the chunk keys that no document of the namespace has. With `here` those are
+    /// left out whose chunks are deleted on this machine, and of which the object store has not been told.
+    pub(crate) fn removals(&self, here: bool) -> Result<Vec<(String, String, Vec<ChunkKey>)>> {
         let begun: Vec<(String, String)> = self.database.read(|transaction| {
-            let table = transaction.open_table(REMOVALS)?;
-            let id = |row: Result<_, redb::StorageError>| -> Transacted<_> {
-                let (key, _): (redb::AccessGuard<'_, (&str, &str)>, redb::AccessGuard<'_, &[u8]>) = row?;
-                Ok((key.value().0.to_owned(), key.value().1.to_owned()))
-            };
-            table.iter()?.map(id).collect()
+            let mut begun = Vec::new();
+            for row in transaction.open_table(REMOVALS)?.iter()? {
+                let (key, _) = row?;
+                let (namespace, id) = key.value();
+                if !here || !notes::is_deleted(transaction, namespace, id)? {
+                    begun.push((namespace.to_owned(), id.to_owned()));
+                }
+            }
+            Ok(begun)
         })?;
         let with_keys = |(namespace, id): (String, String)| {
             let keys = self.extend_removal(&namespace, &id, &[])?;
             Ok((namespace, id, keys))
         };
         begun.into_iter().map(with_keys).collect()
+    }
+
+    /// [`LocalDocuments::finish_removal`] of a program without the object store. In a folder that was shared, the removal stays for the next
+    /// program that has it: chunks of the document may be there.
+    pub(crate) fn finish_removal_here(&self, namespace: &str, id: &str, keys: &[ChunkKey]) -> Result<()> {
+        let is_untold = || self.database.write(|transaction| notes::note_deleted(transaction, namespace, id));
+        if self.takes_notes && is_untold()? { Ok(()) } else { self.finish_removal(namespace, id, keys) }
     }
 
     /// Forgets the keys of a removed document, whose chunks are deleted everywhere, unless it has been removed again with

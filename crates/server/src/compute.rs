@@ -29,7 +29,11 @@ const NEWCOMER_SHARE: u32 = 12;
 /// The time after which a prompt is no newcomer's.
 const NEWCOMER: Duration = Duration::from_secs(1);
 
-/// The time of a turn that may go to waiting for keys and values: running answers wait as long for each of their tokens.
+/// The time for which work is waited for that did not wait before: a layer from memory or a fast disk comes within it, and would else
+/// wait for a token of each running answer.
+const FIRST_PATIENCE: Duration = Duration::from_millis(10);
+
+/// The time of a turn that may go to work that waits on, for a slow disk or an object store: running answers wait as long for each of their tokens.
 const PATIENCE: Duration = Duration::from_millis(1);
 
 /// Time without work after which unused memory is given back to the system.
@@ -187,10 +191,14 @@ impl Compute {
         }
     }
 
-    /// The time that a step may wait: none if other work has something to compute.
+    /// The time that a step of work may wait, which `waits` already or does not: none if other work has something to compute, and otherwise to
+    /// the end of the turn's time for waiting.
     fn patience(&self, waits: bool, until: Instant) -> Duration {
-        let others = self.computing() - usize::from(!waits);
-        if others > 0 { Duration::ZERO } else { until.saturating_duration_since(Instant::now()) }
+        match self.computing() - usize::from(!waits) {
+            0 if waits => until.saturating_duration_since(Instant::now()),
+            0 => FIRST_PATIENCE,
+            _ => Duration::ZERO,
+        }
     }
 
     /// Whether it is the turn of a prefill, as far as its key is concerned: the first answer to a prompt leaves its keys and values to the others.

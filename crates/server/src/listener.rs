@@ -202,17 +202,19 @@ impl Listener {
     }
 }
 
-/// Answers [`PROBES`], and refuses all other requests.
+/// Answers [`PROBES`], refuses all other requests, and has the connection closed.
 async fn refuse_all_but_probes(request: Request, next: Next) -> Response {
-    if PROBES.contains(&request.uri().path()) {
-        return next.run(request).await;
-    }
-    let message = "the server has as many open connections as it takes: send the request again later";
-    let mut error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("too_many_connections");
-    error.retry_after = Some(RETRY_CONNECTION);
-    let mut refused = error.into_response();
-    refused.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-    refused
+    let mut response = if PROBES.contains(&request.uri().path()) {
+        next.run(request).await
+    } else {
+        let message = "the server has as many open connections as it takes: send the request again later";
+        let mut error =
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("too_many_connections");
+        error.retry_after = Some(RETRY_CONNECTION);
+        error.into_response()
+    };
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
 }
 
 /// Serves one connection until it ends.

@@ -224,6 +224,10 @@ impl Disk {
         note: bool,
     ) -> Result<IndexRow, IndexError> {
         let now = now();
+        if tables.row(key)?.is_some_and(|row| row.is_expired(now)) {
+            // A file that stayed would have a new time where the new one cannot be written.
+            self.remove_files(key)?;
+        }
         let files = self.folder.files(key)?;
         let (old, beside): (Vec<FolderEntry>, Vec<FolderEntry>) =
             files.into_iter().partition(|found| found.path() == file.path);

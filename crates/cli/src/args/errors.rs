@@ -44,19 +44,19 @@ fn with_variable(mut error: clap::Error, given: &[OsString]) -> clap::Error {
 const ELSEWHERE: [(&str, &[&str], &str); 2] = [
     (
         "list",
-        &["refrain", "refrain documents", "refrain store"],
+        &["", "documents", "store"],
         "`refrain models` lists models, `refrain documents ls` documents and `refrain store ls` chunks",
     ),
     (
         "run",
-        &["refrain"],
+        &[""],
         "`refrain ask` answers a question, `refrain chat` talks, and `refrain serve` answers by HTTP",
     ),
 ];
 
-/// The words of the command in a usage.
+/// The words of the command in a usage, which begins with `Usage:` and the program's name.
 fn command_of(usage: &str) -> String {
-    let words = usage.split_whitespace().skip_while(|word| *word != "refrain");
+    let words = usage.split_whitespace().skip(2);
     words.take_while(|word| !word.starts_with(['[', '<', '-'])).collect::<Vec<_>>().join(" ")
 }
 

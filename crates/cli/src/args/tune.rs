@@ -21,7 +21,10 @@ pub(crate) struct Tune {
     #[arg(required_unless_present = "forget", value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) paths: Vec<PathBuf>,
     /// Remove the model's choice, so that --method auto is what is built in; answers are kept, and the next tune goes on with them
-    #[arg(long, conflicts_with_all = ["paths", "questions", "time_budget", "out", "output"])]
+    #[arg(
+        long,
+        conflicts_with_all = ["paths", "questions", "samples", "tokens", "bound", "methods", "prefixes", "time_budget", "out", "output"]
+    )]
     pub(crate) forget: bool,
     /// Questions, a JSON object a line: {"question": …, "answers": […]}; without answers, vanilla's are to be kept [default: the model
     /// makes them of the documents]

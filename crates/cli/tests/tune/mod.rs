@@ -99,7 +99,16 @@ fn what_cannot_be_tuned_is_told() {
     let nothing = ["tune", "nowhere", "--model", "nothing.gguf"];
     early.run(&[&nothing[..], &["--methods", "a9"]].concat()).failed(2, &["a9"]);
     early.run(&[&nothing[..], &["--prefixes", "systems"]].concat()).failed(2, &["systems"]);
-    for option in [["--questions", "file"], ["--out", "folder"], ["--time-budget", "1m"]] {
+    for option in [
+        ["--questions", "file"],
+        ["--samples", "5"],
+        ["--tokens", "5"],
+        ["--bound", "0.5"],
+        ["--methods", "pie"],
+        ["--prefixes", "none"],
+        ["--out", "folder"],
+        ["--time-budget", "1m"],
+    ] {
         early.run(&[&["tune", "--forget"], &option[..]].concat()).failed(2, &["--forget", option[0]]);
     }
     // Advice is said where it applies.

@@ -5,7 +5,7 @@ use super::objects::{Place, Unusable, place_of};
 use super::parts::Parts;
 use crate::document_store::{Change, ChangeKind, KeysOf};
 use crate::error::{Error, Result};
-use crate::notes::{Note, may_follow};
+use crate::notes::{Note, may_follow, now};
 
 impl SharedDocuments {
     /// Brings the replica of a document in line with its objects, unless this machine has changed it and they are not told. Gives what
@@ -31,6 +31,7 @@ impl SharedDocuments {
             known => Some(known?),
         };
         let change = |kind| Some(Change::new(namespace, id, kind));
+        let now = now().as_secs();
         match known {
             None if parts.document => self.bring(&place, &parts),
             None => Ok(None),
@@ -53,14 +54,14 @@ impl SharedDocuments {
                 {
                     tracing::warn!(%error, "the broken object of document {id} is replaced later");
                 }
-                let pinned = self.local.get(namespace, id).map_or(known.pinned, |now| now.pinned);
+                let pinned = self.local.get(namespace, id).map_or(known.pinned, |found| found.pinned);
                 Ok(if pinned == known.pinned { None } else { change(ChangeKind::Pinned(pinned)) })
             }
             // The second look: the first one may have begun before another machine removed the document, and ended after.
             Some(known)
                 if !may_be_forgotten
-                    && !parts.is_removed(known.created)
-                    && !self.parts(&place)?.is_removed(known.created) =>
+                    && !parts.is_removed(known.created, now)
+                    && !self.parts(&place)?.is_removed(known.created, now) =>
             {
                 if sends {
                     let url = self.objects.url();

@@ -168,7 +168,7 @@ impl DocumentStore for SharedDocuments {
     }
 
     fn unfinished_removals(&self) -> Result<Vec<(String, String, Vec<ChunkKey>)>> {
-        let mut begun = self.local.removals()?;
+        let mut begun = self.local.removals(false)?;
         let mut unfinished = Vec::with_capacity(begun.len());
         for removal in begun.drain(..) {
             // The object store is told of it first, so that no machine brings the document back.

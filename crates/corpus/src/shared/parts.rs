@@ -42,12 +42,11 @@ impl Parts {
 
     /// Whether a machine has removed the document that was created at this time, seconds since 1970. A document whose objects are gone
     /// without that was lost: the object store was emptied, or has expired them. What remembers a removal stays when the document is
-    /// stored again, and says nothing of a document that is clearly younger.
-    pub(super) fn is_removed(&self, created: u64) -> bool {
-        let is_removed = self
-            .removed_at()
-            .map_or(!self.removals.is_empty(), |removed| removed.saturating_add(CLOCKS_DIFFER) >= created);
-        !self.document && is_removed
+    /// stored again, and says nothing of a document that is clearly younger. One that was created after `now` has the time of a clock that is
+    /// ahead.
+    pub(super) fn is_removed(&self, created: u64, now: u64) -> bool {
+        let is_older = |removed: u64| removed.saturating_add(CLOCKS_DIFFER) >= created.min(now);
+        !self.document && (!self.removals.is_empty() || self.removed_at().is_some_and(is_older))
     }
 
     /// Whether a machine has removed the document after this time, seconds since 1970, by clocks as they are.
@@ -130,5 +129,31 @@ impl SharedDocuments {
             keys.extend(self.keys_in(place, part)?.into_iter().flat_map(|(_, keys)| keys));
         }
         Ok(keys)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An earlier removal is no removal of a document that was stored again since, unless a clock that was ahead says so.
+    #[test]
+    fn a_removal_is_that_of_a_document_that_is_not_clearly_younger() {
+        let (day, removed_at) = (CLOCKS_DIFFER, 1_000 * CLOCKS_DIFFER);
+        let removed = Some(UNIX_EPOCH + std::time::Duration::from_secs(removed_at));
+        let parts = Parts { removed, ..Parts::default() };
+        let later = removed_at + 9 * day;
+        for (created, now, is_removed) in [
+            (removed_at - day, later, true),
+            (removed_at + day, later, true),
+            (removed_at + 2 * day, later, false),
+            (removed_at + 2 * day, removed_at, true),
+        ] {
+            assert_eq!(parts.is_removed(created, now), is_removed, "{created} {now}");
+            assert!(!Parts { document: true, ..parts.clone() }.is_removed(created, now));
+        }
+        let begun = Parts { removals: vec!["removal".to_owned()], ..parts };
+        assert!(begun.is_removed(removed_at + 2 * day, later));
+        assert!(!Parts::default().is_removed(0, later));
     }
 }

@@ -211,15 +211,17 @@ impl PrefillJob {
                     // All of it is in memory then: the next attempt cannot break.
                     self.stage = Stage::Open(Opening::materialize(&mut self.reused));
                 }
-                Step::Done => self.end_pass(*run)?,
+                Step::Done => {
+                    self.end_pass(*run)?;
+                    // A step that computes does not wait as well.
+                    let is_over = matches!(self.stage, Stage::Done) && self.writer.is_done(Duration::ZERO)?;
+                    return Ok(if is_over { Advance::Done } else { Advance::Progress });
+                }
             },
-            Stage::Done => {}
+            Stage::Done if !self.writer.is_done(patience)? => return Ok(Advance::Waiting),
+            Stage::Done => return Ok(Advance::Done),
         }
-        Ok(match self.stage {
-            Stage::Done if !self.writer.is_done(patience)? => Advance::Waiting,
-            Stage::Done => Advance::Done,
-            _ => Advance::Progress,
-        })
+        Ok(Advance::Progress)
     }
 
     /// The prefilled prompt, once [`PrefillJob::advance`] has said that all is done.

@@ -124,12 +124,18 @@ fn a_prompt_that_waits_keeps_its_place_and_takes_no_time() {
     let index = index.create(folder.path().join("index.redb")).unwrap();
     let other_writer = index.begin_write().unwrap();
     let waiting = question_over(&engine, &["A bolt.".to_owned()], "pie");
-    let mut answers = [waiting.clone(), waiting, question(&engine)]
-        .map(|job| push(&shared, &engine, Job::Generate(Box::new(job))));
-    turns_until(&mut compute, |compute| compute.prefills.front().is_some_and(|first| first.waits));
+    let answer = |job| push(&shared, &engine, Job::Generate(Box::new(job)));
+    let mut answers = [waiting.clone(), waiting].map(answer);
+    let mut waits = 0;
+    turns_until(&mut compute, |compute| {
+        waits = if compute.prefills.front().is_some_and(|first| first.waits) { waits + 1 } else { 0 };
+        // Before that it may wait for a thread that loads a layer.
+        waits == 200
+    });
     let took = compute.prefills[0].took;
+    let mut another = answer(question(&engine));
     turns_until(&mut compute, |compute| !compute.sequences.is_empty());
-    assert_eq!(answers.each_mut().map(tokens), [0, 0, 1]);
+    assert_eq!((answers.each_mut().map(tokens), tokens(&mut another)), ([0, 0], 1));
     assert!(compute.prefills[0].waits && compute.prefills[0].took == took);
     assert_eq!(compute.prefills[1].took, Duration::ZERO);
     // A disk that has the chunk lets both answers go, the second from the prefix cache.
@@ -138,8 +144,9 @@ fn a_prompt_that_waits_keeps_its_place_and_takes_no_time() {
         rest(compute);
         compute.prefills.is_empty()
     });
-    let prefixes = compute.sequences.iter().map(|running| running.sequence.stats().prefix_tokens > 0);
-    assert_eq!(prefixes.collect::<Vec<_>>(), [false, false, true]);
+    let last = compute.sequences.iter().rev().take(2).rev();
+    let prefixes = last.map(|running| running.sequence.stats().prefix_tokens > 0);
+    assert_eq!(prefixes.collect::<Vec<_>>(), [false, true]);
 }
 
 /// A prompt's first token does not wait for the next decode step, and its keys and values serve the next prompt.

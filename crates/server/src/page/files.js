@@ -59,8 +59,9 @@ async function work() {
   [$("cancel").hidden, $("progress").hidden] = [true, true];
   $("adding").textContent = `${begun === 1 && documents === 1 ? `Added ${name}` : `Added ${count(documents, "document")}`}${signal.aborted ? ", then stopped" : ""}.`;
   stop = null;
+  giveBack();
   const failed = unread.length ? [make("p", { textContent: "Not added:" }), make("ul", {}, ...unread.map((line) => make("li", { textContent: line })))] : [];
-  if (drafts.length) failed.push(make("p", { textContent: "The form shows the next text that was not added as soon as it is empty." }));
+  if (drafts.length) failed.push(make("p", { textContent: "The form shows the next text that was not added once it is empty and left." }));
   if (failed.length) complain(...failed);
 }
 
@@ -110,9 +111,9 @@ $("add").onsubmit = (event) => {
     body: () => ({ title, text }),
     draft: { title, text },
   });
-  giveBack();
 };
-$("add").oninput = () => giveBack();
+// Not at every key: those that empty the form would go on in the text that comes.
+$("add").addEventListener("focusout", () => giveBack());
 $("files").onchange = () => {
   takeFiles($("files").files);
   $("files").value = "";

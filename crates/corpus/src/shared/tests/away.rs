@@ -151,7 +151,9 @@ fn changes_without_the_object_store_are_noted_in_a_folder_that_was_shared() {
     assert_eq!(new.published, None);
     // A chunk that a question has stored goes with the document, in the object store as well.
     let removal = DocumentStore::remove(&local, "", &id, &[key(7)]).unwrap();
+    assert_eq!(DocumentStore::unfinished_removals(&local).unwrap().len(), 1);
     DocumentStore::finish_removal(&local, "", &id, &removal.keys).unwrap();
+    assert!(DocumentStore::unfinished_removals(&local).unwrap().is_empty(), "nothing is left to do here");
     drop(local);
     let one = Machine::in_folder(folder, &options);
     sync(&one.documents);
@@ -222,28 +224,6 @@ fn an_object_store_that_was_emptied_before_its_first_listing_takes_no_document()
     empty();
     assert_eq!(sync(&one.documents), []);
     assert_eq!(one.names().len(), 1);
-}
-
-/// An earlier removal is no removal of a document that was stored again since.
-#[test]
-fn a_document_that_was_stored_again_and_is_lost_is_brought_again() {
-    let memory = Memory::new();
-    let one = memory.machine();
-    let id = put(&one.documents, "", "text", &[1]).unwrap().id;
-    remove_all(&one.documents, "", &id);
-    put(&one.documents, "", "text", &[1]).unwrap();
-    sync(&one.documents);
-    let place = place_of("", &id);
-    // As when it is stored again two days later.
-    let mut found = one.documents.document_in(&place).unwrap().unwrap().unwrap();
-    found.created += 2 * 86400;
-    let e_tag = one.documents.local.get("", &id).unwrap().e_tag;
-    one.documents.local.adopt("", &id, Some((&found, e_tag)), false, &[]).unwrap();
-    one.objects.delete(&place.name(DOCUMENT)).unwrap();
-    assert!(one.documents.parts(&place).unwrap().removed.is_some());
-    one.list_next();
-    assert_eq!(sync(&one.documents), []);
-    assert!(one.documents.parts(&place).unwrap().document);
 }
 
 /// A removal is remembered for a month, and a machine that was away for longer removes what has no objects.
