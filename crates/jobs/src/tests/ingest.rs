@@ -142,7 +142,8 @@ fn a_device_that_fails_is_the_machines_fault_and_a_long_text_is_the_documents() 
 
 #[test]
 fn chunks_that_go_to_make_room_are_prefilled_again() {
-    let config = ThrottleConfig { wait_put_per_call: Duration::from_millis(20), ..ThrottleConfig::default() };
+    let config =
+        ThrottleConfig { wait_put_per_call: Duration::from_millis(100), ..ThrottleConfig::default() };
     let mut slow = RemoteOptions::new("memory:///library");
     slow.objects = Some(Arc::new(ThrottledStore::new(InMemory::new(), config)));
     let whole = tempfile::tempdir().unwrap();
