@@ -13,7 +13,7 @@ use refrain_store::{Limits, Scope, Store};
 use tempfile::tempdir;
 
 use super::fetch_or_compute::wait_for;
-use super::{exact, prefill, random_prompt, shared, tiny, tiny_engine};
+use super::{device, exact, prefill, random_prompt, shared, tiny, tiny_engine};
 use crate::advance::{Advance, PATIENCE};
 use crate::prefill::{AttentionCapture, PrefillJob, PrefillRequest};
 use crate::{Document, Engine, Prompt, Settings};
@@ -25,7 +25,7 @@ fn open(folder: &Path) -> Engine {
     // The index is opened first: opening it waits for those who write.
     assert!(store.list(Scope::All).unwrap().chunks.is_empty());
     let settings = Settings { chunk_tokens: 64, ..exact(Dtype::F16) };
-    Engine::open(&tiny("llama"), store, settings, |_, _| ()).unwrap()
+    Engine::open_on(&device(), &tiny("llama"), store, settings, |_, _| ()).unwrap()
 }
 
 /// The index of a store as another process has it.
