@@ -346,7 +346,7 @@ fn incomplete(tier: &'static str, reason: &dyn std::fmt::Display) -> Error {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-    use std::path::PathBuf;
+    use std::path::{Path, PathBuf};
 
     use refrain_engine::Settings;
     use refrain_store::{Scope, Store};
@@ -405,15 +405,21 @@ mod tests {
         assert_eq!(found, stored);
     }
 
+    /// An engine whose store has the only chunk of a document.
+    fn with_a_chunk(folder: &Path) -> (Engine, Document) {
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+        let store = Store::open(folder, 1 << 26).unwrap();
+        let engine = Engine::open(&path, store, Settings::default(), |_, _| ()).unwrap();
+        let document = Document { title: String::new(), text: "A stem bolt is tightened.".to_owned() };
+        engine.ingest(std::slice::from_ref(&document), |_| ()).unwrap();
+        (engine, document)
+    }
+
     /// The documents differ in their titles, and have their only chunk in common.
     #[test]
     fn a_chunk_of_removed_documents_stays_pinned_only_as_long_as_another_pinned_one_has_it() {
         let folder = tempfile::tempdir().unwrap();
-        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
-        let store = Store::open(folder.path(), 1 << 26).unwrap();
-        let engine = Engine::open(&path, store, Settings::default(), |_, _| ()).unwrap();
-        let document = Document { title: String::new(), text: "A stem bolt is tightened.".to_owned() };
-        engine.ingest(std::slice::from_ref(&document), |_| ()).unwrap();
+        let (engine, document) = with_a_chunk(folder.path());
         let documents = LocalDocuments::open(None, 1 << 20).unwrap();
         let corpus = Corpus::unindexed(&engine, Box::new(documents)).unwrap();
         let new = |title: &str| {
@@ -451,11 +457,7 @@ mod tests {
     #[test]
     fn a_removal_that_was_interrupted_is_finished_when_the_documents_are_opened() {
         let folder = tempfile::tempdir().unwrap();
-        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
-        let store = Store::open(folder.path(), 1 << 26).unwrap();
-        let engine = Engine::open(&path, store, Settings::default(), |_, _| ()).unwrap();
-        let document = Document { title: String::new(), text: "A stem bolt is tightened.".to_owned() };
-        engine.ingest(std::slice::from_ref(&document), |_| ()).unwrap();
+        let (engine, document) = with_a_chunk(folder.path());
         let open = || Box::new(LocalDocuments::open(Some(folder.path()), 1 << 20).unwrap());
         let corpus = Corpus::unindexed(&engine, open()).unwrap();
         let new = NewDocument::cut(&engine, document.clone(), false).unwrap();

@@ -62,7 +62,7 @@ impl Prefill {
     /// Does one step, which waits for `patience` at most, for callers that have other work to do.
     ///
     /// # Errors
-    /// As of [`Prefill::advance`].
+    /// If the step fails in one of the ways that [`Prefill::advance`] names.
     pub fn advance_within(&mut self, patience: Duration) -> Result<Advance> {
         self.job.advance(patience)
     }

@@ -29,8 +29,8 @@ const NEWCOMER_SHARE: u32 = 12;
 /// The time after which a prompt is no newcomer's.
 const NEWCOMER: Duration = Duration::from_secs(1);
 
-/// The time for which work is waited for that did not wait before: a layer from memory or a fast disk comes within it, and would else
-/// wait for a token of each running answer.
+/// The time that the first step of work that has to wait may take. A layer from memory or a fast disk comes within it; a turn that ended sooner
+/// would decode a token of each running answer before the layer is used.
 const FIRST_PATIENCE: Duration = Duration::from_millis(10);
 
 /// The time of a turn that may go to work that waits on, for a slow disk or an object store: running answers wait as long for each of their tokens.

@@ -256,7 +256,7 @@ fn a_chat_searches_the_stored_documents() {
     home.run_with_input(&[&chat, &options[..]].concat(), "/search 65\n").failed(1, &["give 1 to 64, or off"]);
 }
 
-/// Of documents that a chat searches, the chunks alone are prefilled that answers draw on; all are once they stand in the prompt.
+/// A chat that searches its documents prefills only the chunks that its answers draw on, and all chunks when the documents stand in the prompt.
 #[test]
 fn a_chat_prefills_what_its_answers_draw_on() {
     let home = Home::new();

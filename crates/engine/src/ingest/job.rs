@@ -184,7 +184,7 @@ impl Ingest {
     /// Does one step, which waits for `patience` at most, for callers that have other work to do.
     ///
     /// # Errors
-    /// As of [`Ingest::advance`].
+    /// If the step fails in one of the ways that [`Ingest::advance`] names.
     pub fn advance_within(&mut self, patience: Duration) -> Result<Advance> {
         DeviceFailure::catch(|| self.step(patience))?
     }

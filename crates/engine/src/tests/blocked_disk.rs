@@ -16,7 +16,7 @@ use super::fetch_or_compute::wait_for;
 use super::{device, exact, prefill, random_prompt, shared, tiny, tiny_engine};
 use crate::advance::{Advance, PATIENCE};
 use crate::prefill::{AttentionCapture, PrefillJob, PrefillRequest};
-use crate::{Document, Engine, Prompt, Settings};
+use crate::{Document, Engine, IngestReport, Prompt, Settings};
 
 fn open(folder: &Path) -> Engine {
     let mut limits = Limits::memory(1 << 24);
@@ -55,6 +55,18 @@ fn beside_a_disk_that_stands_still<T: Send + 'static>(
     assert_eq!(waits, Some(Advance::Waiting));
     other_writer.abort().unwrap();
     worker.join().unwrap()
+}
+
+/// The report of an ingest that is ended by a step with this end.
+fn ingest_until(end: Advance, engine: &Engine, document: Document, step: &dyn Fn(Advance)) -> IngestReport {
+    let mut ingest = engine.start_ingest(&[document], &shared(Pie)).unwrap();
+    loop {
+        let advance = ingest.advance().unwrap();
+        step(advance);
+        if advance == end {
+            return ingest.finish();
+        }
+    }
 }
 
 #[test]
@@ -106,14 +118,7 @@ fn documents_that_are_stored_are_renewed_beside_the_computing_thread() {
     let stored = engine.ingest_for(std::slice::from_ref(&document), &shared(Pie), |_| ()).unwrap();
     assert!(stored.computed > 2, "{stored:?}");
     let again = beside_a_disk_that_stands_still(folder.path(), move |step| {
-        let mut ingest = engine.start_ingest(&[document], &shared(Pie)).unwrap();
-        loop {
-            let advance = ingest.advance().unwrap();
-            step(advance);
-            if advance == Advance::Done {
-                return ingest.finish();
-            }
-        }
+        ingest_until(Advance::Done, &engine, document, step)
     });
     assert_eq!((again.chunks, again.computed), (stored.chunks, 0));
 }
@@ -125,14 +130,7 @@ fn an_ingest_that_is_stopped_waits_for_the_chunk_that_is_being_stored() {
     let engine = open(folder.path());
     let document = Document { title: String::new(), text: "A bolt is tight. ".repeat(100) };
     let report = beside_a_disk_that_stands_still(folder.path(), move |step| {
-        let mut ingest = engine.start_ingest(&[document], &shared(Pie)).unwrap();
-        loop {
-            let advance = ingest.advance().unwrap();
-            step(advance);
-            if advance == Advance::Waiting {
-                return ingest.finish();
-            }
-        }
+        ingest_until(Advance::Waiting, &engine, document, step)
     });
     assert!(report.bytes > 0, "{report:?}");
 }
