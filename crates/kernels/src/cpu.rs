@@ -7,7 +7,7 @@ use crate::isa::{Isa, IsaError};
 use crate::linear::Linear;
 use crate::pool::{self, Pool};
 #[cfg(target_arch = "x86_64")]
-use crate::simd::features::{Amx, Bf16};
+use crate::simd::features::{Amx, Avx2, Bf16};
 use crate::simd::{Kernel, Level};
 use crate::weight_arena::WeightArena;
 
@@ -74,6 +74,15 @@ impl Cpu {
         self.level.amx()
     }
 
+    /// AVX2, if it is the instruction set in use.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn avx2(&self) -> Option<Avx2> {
+        match self.level {
+            Level::Avx2(simd) => Some(simd),
+            _ => None,
+        }
+    }
+
     /// BF16, if the instruction set in use multiplies pairs with it.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn fast_pairs(&self) -> Option<Bf16> {
@@ -90,7 +99,7 @@ impl Cpu {
     pub(crate) fn has_fast_byte_products(&self, four_bits: bool) -> bool {
         match self.level.avx512() {
             Some(features) => (features.vnni().is_some() || four_bits) && features.amx().is_none(),
-            None => matches!(self.level, Level::Avx2(_)),
+            None => self.avx2().is_some(),
         }
     }
 

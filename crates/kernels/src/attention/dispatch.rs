@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::decode_part;
-use super::flash::{FlashBlock, FlashSegment, MergeSegments};
+use super::flash::{FlashBlock, FlashSegment, MergeSegments, Stored};
 #[cfg(target_arch = "x86_64")]
 use super::flash_pairs;
 use super::gumbel::GumbelNoise;
@@ -164,6 +164,14 @@ impl Cpu {
         let tasks = shape.kv_heads * blocks;
         let last = a.visible.iter().map(|v| v.1 as usize).max().unwrap_or(0);
         let worth = rows * last * shape.heads * shape.head_dim > 1 << 18;
+        #[cfg(target_arch = "x86_64")]
+        let mut tiles = scratch::borrow(&PACKED_KEYS, 0);
+        let stored = &Stored {
+            k,
+            v,
+            #[cfg(target_arch = "x86_64")]
+            packed: self.pack_integers(a, (k, v), blocks > 1, &mut tiles),
+        };
         // Rows ascend, so the last blocks have most to do: they go first.
         let block = |t: usize| {
             let b = blocks - 1 - t / shape.kv_heads;
@@ -171,7 +179,9 @@ impl Cpu {
         };
         let segments = last.div_ceil(SEGMENT);
         if !worth || tasks >= 2 * self.threads() || segments == 1 {
-            self.parallel_if(worth, tasks, &|t| self.run(FlashBlock { a, k, v, block: block(t), out, lse }));
+            self.parallel_if(worth, tasks, &|t| {
+                self.run(FlashBlock { a, stored, block: block(t), out, lse })
+            });
             return;
         }
         // There are too few blocks for the threads: one task computes a segment of the keys, then the segments of a block
@@ -185,7 +195,7 @@ impl Cpu {
             // SAFETY: part `i` belongs to task `i`.
             let part = unsafe { shared.part(i * size..(i + 1) * size) };
             let (block, segment) = (block(i / segments), i % segments);
-            self.run(FlashSegment { a, k, v, block, segment, part });
+            self.run(FlashSegment { a, stored, block, segment, part });
         });
         self.parallel_if(rows * segments * shape.heads * shape.head_dim > 1 << 18, tasks, &|t| {
             let parts = &parts[t * segments * size..(t + 1) * segments * size];

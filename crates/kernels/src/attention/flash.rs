@@ -6,6 +6,8 @@
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
+use super::flash_i16::{self, IntegerBuffers, PackedTiles};
 use super::input::Attention;
 use super::key_tiles;
 use super::query_blocks::{QueryBlock, SEGMENT};
@@ -13,19 +15,21 @@ use super::shape::STATS;
 use super::workspace::{BUFFERS, split_off_front};
 use crate::disjoint::DisjointMut;
 use crate::scratch;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::features::Avx2;
 use crate::simd::{Elem, KEYS, Kernel, STRIP, Simd, Tile, load_part, store_part, strip_width};
 
 /// The maximum before any score: finite, so that differences stay numbers.
-const LOWEST: f32 = -1e30;
+pub(super) const LOWEST: f32 = -1e30;
 
 /// An output over some of the keys, in the scale of base-2 scores.
-struct PartialOutput<'a> {
+pub(super) struct PartialOutput<'a> {
     /// Σ 2^(score − m) · value; strips × 12 × padded.
-    o: &'a mut [f32],
-    /// Maxima; strips × 16.
-    m: &'a mut [f32],
+    pub(super) o: &'a mut [f32],
+    /// The largest scores or, over tiles of integers, the largest with the logarithms of values' scales; strips × 16.
+    pub(super) m: &'a mut [f32],
     /// Σ 2^(score − m); strips × 16.
-    l: &'a mut [f32],
+    pub(super) l: &'a mut [f32],
 }
 
 impl<'a> PartialOutput<'a> {
@@ -113,8 +117,67 @@ impl<'a> PartialOutput<'a> {
     }
 }
 
-/// Buffers of one block.
-struct Buffers<'a> {
+/// Keys and values, kv_heads × capacity × head_dim.
+pub(super) struct Stored<'a, E> {
+    pub(super) k: &'a [E],
+    pub(super) v: &'a [E],
+    /// Their tiles of integers, where these are packed already.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) packed: Option<PackedTiles<'a>>,
+}
+
+/// Buffers of one block, by the numbers that its tiles of keys hold.
+enum Buffers<'a> {
+    Floats(FloatBuffers<'a>),
+    #[cfg(target_arch = "x86_64")]
+    Integers(Avx2, IntegerBuffers<'a>),
+}
+
+impl<'a> Buffers<'a> {
+    /// Floats that they take.
+    #[inline(always)]
+    fn len<S: Simd>(simd: S, a: &Attention, block: &QueryBlock) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if flash_i16::token(simd, a).is_some() {
+            return IntegerBuffers::len(block);
+        }
+        FloatBuffers::len(block)
+    }
+
+    /// Cuts the buffers off `floats` and packs the queries.
+    #[inline(always)]
+    fn new<S: Simd>(simd: S, a: &Attention, block: &QueryBlock, floats: &mut &'a mut [f32]) -> Buffers<'a> {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(avx2) = flash_i16::token(simd, a) {
+            return Buffers::Integers(avx2, IntegerBuffers::new(avx2, a, block, floats));
+        }
+        Buffers::Floats(FloatBuffers::new(a, block, floats))
+    }
+
+    /// Attention of a block over the keys of one segment, from scratch.
+    #[inline(always)]
+    fn attend_segment<S: Simd, E: Elem>(
+        &mut self,
+        simd: S,
+        a: &Attention,
+        stored: &Stored<E>,
+        block: &QueryBlock,
+        segment: usize,
+        part: &mut PartialOutput,
+    ) {
+        part.clear();
+        match self {
+            Buffers::Floats(buffers) => attend_segment(simd, a, stored, block, segment, buffers, part),
+            #[cfg(target_arch = "x86_64")]
+            Buffers::Integers(avx2, buffers) => {
+                buffers.attend_segment(*avx2, a, stored, block, segment, part);
+            }
+        }
+    }
+}
+
+/// Buffers of one block whose tiles of keys are of `f32`.
+struct FloatBuffers<'a> {
     /// Packed queries, in base-2 scores' scale.
     q: &'a mut [f32],
     /// Keys, head_dim × 64.
@@ -127,14 +190,14 @@ struct Buffers<'a> {
     lanes: &'a mut [f32],
 }
 
-impl<'a> Buffers<'a> {
+impl<'a> FloatBuffers<'a> {
     fn len(block: &QueryBlock) -> usize {
         let shape = block.shape;
         block.strips() * STRIP * (shape.head_dim + STATS) + KEYS * (shape.head_dim + shape.padded + STRIP)
     }
 
     /// Cuts the buffers off `floats` and packs the queries.
-    fn new(a: &Attention, block: &QueryBlock, floats: &mut &'a mut [f32]) -> Buffers<'a> {
+    fn new(a: &Attention, block: &QueryBlock, floats: &mut &'a mut [f32]) -> FloatBuffers<'a> {
         let (shape, strips) = (block.shape, block.strips());
         // Tiles first, while the memory is aligned to cache lines.
         let p = split_off_front(floats, STRIP * KEYS);
@@ -143,15 +206,14 @@ impl<'a> Buffers<'a> {
         let lanes = split_off_front(floats, strips * STRIP * STATS);
         let q = split_off_front(floats, strips * STRIP * shape.head_dim);
         block.pack(a, a.scale * LOG2_E, q);
-        Buffers { q, k, rows, p, lanes }
+        FloatBuffers { q, k, rows, p, lanes }
     }
 }
 
 /// Computes a block over all its keys.
 pub(super) struct FlashBlock<'a, E> {
     pub(super) a: &'a Attention<'a>,
-    pub(super) k: &'a [E],
-    pub(super) v: &'a [E],
+    pub(super) stored: &'a Stored<'a, E>,
     pub(super) block: QueryBlock,
     pub(super) out: &'a DisjointMut<'a, f32>,
     pub(super) lse: Option<&'a DisjointMut<'a, f32>>,
@@ -162,17 +224,17 @@ impl<E: Elem> Kernel for FlashBlock<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let FlashBlock { a, k, v, block, out, lse } = self;
+        let FlashBlock { a, stored, block, out, lse } = self;
         let size = block.shape.part_len(block.queries());
-        let mut scratch = scratch::borrow(&BUFFERS, Buffers::len(&block) + 2 * size);
+        let mut scratch = scratch::borrow(&BUFFERS, Buffers::len(simd, a, &block) + 2 * size);
         let mut floats = scratch.as_f32_mut();
-        let mut work = Buffers::new(a, &block, &mut floats);
+        let mut work = Buffers::new(simd, a, &block, &mut floats);
         let mut total = PartialOutput::new(&block, split_off_front(&mut floats, size));
         let mut part = PartialOutput::new(&block, split_off_front(&mut floats, size));
         total.clear();
         let span = block.span(a.visible, 0..block.queries());
         for segment in span.start / SEGMENT..span.end.div_ceil(SEGMENT) {
-            attend_segment(simd, a, (k, v), &block, segment, &mut work, &mut part);
+            work.attend_segment(simd, a, stored, &block, segment, &mut part);
             total.merge(simd, part.o, part.m, part.l, block.shape.padded);
         }
         total.finish(simd, &block, out, lse);
@@ -182,8 +244,7 @@ impl<E: Elem> Kernel for FlashBlock<'_, E> {
 /// Computes a block over one segment of the keys.
 pub(super) struct FlashSegment<'a, E> {
     pub(super) a: &'a Attention<'a>,
-    pub(super) k: &'a [E],
-    pub(super) v: &'a [E],
+    pub(super) stored: &'a Stored<'a, E>,
     pub(super) block: QueryBlock,
     pub(super) segment: usize,
     /// The [`PartialOutput`].
@@ -195,11 +256,12 @@ impl<E: Elem> Kernel for FlashSegment<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let FlashSegment { a, k, v, block, segment, part } = self;
-        let mut scratch = scratch::borrow(&BUFFERS, Buffers::len(&block));
+        let FlashSegment { a, stored, block, segment, part } = self;
+        let mut scratch = scratch::borrow(&BUFFERS, Buffers::len(simd, a, &block));
         let mut floats = scratch.as_f32_mut();
-        let mut work = Buffers::new(a, &block, &mut floats);
-        attend_segment(simd, a, (k, v), &block, segment, &mut work, &mut PartialOutput::new(&block, part));
+        let mut part = PartialOutput::new(&block, part);
+        Buffers::new(simd, a, &block, &mut floats)
+            .attend_segment(simd, a, stored, &block, segment, &mut part);
     }
 }
 
@@ -232,19 +294,18 @@ impl Kernel for MergeSegments<'_> {
     }
 }
 
-/// Attention of a block over the keys of one segment, from scratch.
+/// Attention of a block over the keys of one segment.
 #[inline(always)]
 fn attend_segment<S: Simd, E: Elem>(
     simd: S,
     a: &Attention,
-    (k, v): (&[E], &[E]),
+    stored: &Stored<E>,
     block: &QueryBlock,
     segment: usize,
-    work: &mut Buffers,
+    work: &mut FloatBuffers,
     part: &mut PartialOutput,
 ) {
     let shape = block.shape;
-    part.clear();
     work.lanes.fill(0.0);
     let span = block.span(a.visible, 0..block.queries());
     let (from, to) = (span.start.max(segment * SEGMENT), span.end.min((segment + 1) * SEGMENT));
@@ -252,7 +313,7 @@ fn attend_segment<S: Simd, E: Elem>(
         let slots = first.max(from)..(first + KEYS).min(to);
         key_tiles::rows(
             simd,
-            shape.head(k, block.g),
+            shape.head(stored.k, block.g),
             shape.head_dim,
             first,
             slots.clone(),
@@ -260,7 +321,15 @@ fn attend_segment<S: Simd, E: Elem>(
             work.rows,
         );
         key_tiles::transpose(simd, work.rows, shape.padded, shape.head_dim, work.k);
-        key_tiles::rows(simd, shape.head(v, block.g), shape.head_dim, first, slots, shape.padded, work.rows);
+        key_tiles::rows(
+            simd,
+            shape.head(stored.v, block.g),
+            shape.head_dim,
+            first,
+            slots,
+            shape.padded,
+            work.rows,
+        );
         for s in 0..block.strips() {
             let seen = block.span(a.visible, block.strip(s));
             if seen.start < first + KEYS && first < seen.end {
@@ -283,7 +352,7 @@ fn attend_key_tile<S: Simd>(
     block: &QueryBlock,
     s: usize,
     first: usize,
-    work: &mut Buffers,
+    work: &mut FloatBuffers,
     part: &mut PartialOutput,
 ) {
     let (d, padded) = (block.shape.head_dim, block.shape.padded);
@@ -330,7 +399,7 @@ fn softmax_tile<S: Simd>(
     block: &QueryBlock,
     queries: Range<usize>,
     first: usize,
-    work: &mut Buffers,
+    work: &mut FloatBuffers,
     part: &mut PartialOutput,
 ) {
     let padded = block.shape.padded;

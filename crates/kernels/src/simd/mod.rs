@@ -16,6 +16,8 @@ mod avx512;
 mod elem;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod features;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod i16_tiles;
 mod level;
 mod microkernel;
 #[cfg(target_arch = "aarch64")]

@@ -1,4 +1,5 @@
-//! AVX2 and NEON compute the same bits, so that what one is tested for holds for the other. Logarithms and angles are the system's, and are left out.
+//! AVX2 and NEON compute the same bits, so that what one is tested for holds for the other. Logarithms and angles are the system's, and are left out, and so is
+//! attention whose keys and values may be rounded, of which AVX2 rounds some to integers.
 //!
 //! Both are never in one machine: each is compared with a digest. A change that rounds otherwise changes the digest of both.
 
