@@ -33,7 +33,7 @@ pub struct Attention<'a> {
     /// Factor of the dot products before softmax.
     pub scale: f32,
     /// With [`Precision::F32`] a row's result does not depend on the other rows, as long as keys and values are finite. With another precision, queries, keys,
-    /// values and probabilities may be rounded to `bf16` (AMX and `vdpbf16ps` round them), and the numbers of rows and of keys may choose the
+    /// values and probabilities may be rounded to `bf16` (AMX and `vdpbf16ps` round them) or to integers of 12 bits and more (AVX2), and the numbers of rows and of keys may choose the
     /// kernel: fewer than 16 rows, or some rows over many keys, are not computed as others are. Sums are in `f32` in any case.
     pub precision: Precision,
 }

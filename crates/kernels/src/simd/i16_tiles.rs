@@ -42,16 +42,22 @@ macro_rules! x86 {
     };
 }
 
-/// The largest magnitude of a vector.
+/// The largest magnitude of a vector; NaN if it has one.
 #[inline(always)]
 fn magnitude<E: Elem>(simd: Avx2, x: &[E]) -> f32 {
-    let (mut most, sign) = (simd.splat(0.0), simd.splat(-0.0));
+    let (mut most, sign) = x86!((_mm256_setzero_si256(), _mm256_set1_ps(-0.0)));
     for i in (0..x.len()).step_by(LANES) {
         // SAFETY: `i` stays below the length, and the count within the vector.
         let v = unsafe { load_part(simd, x.as_ptr().add(i), x.len() - i) };
-        most = simd.max(most, x86!(_mm256_andnot_ps(sign, v)));
+        // Bits of numbers without a sign are in the order of the numbers, and those of a NaN above all.
+        most = x86!(_mm256_max_epi32(most, _mm256_castps_si256(_mm256_andnot_ps(sign, v))));
     }
-    simd.largest(most)
+    x86!({
+        let a = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256::<1>(most));
+        let b = _mm_max_epi32(a, _mm_shuffle_epi32::<0b01_00_11_10>(a));
+        let c = _mm_max_epi32(b, _mm_shuffle_epi32::<0b10_11_00_01>(b));
+        f32::from_bits(_mm_cvtsi128_si32(c) as u32)
+    })
 }
 
 /// Eight elements from `i` on, times `factor`, as integers; those past the vector are zero.
@@ -74,8 +80,9 @@ fn integers<E: Elem>(simd: Avx2, x: &[E], i: usize, factor: f32) -> __m256i {
 pub(crate) fn round_vector<E: Elem>(simd: Avx2, x: &[E], pairs: &mut [u32]) -> f32 {
     assert!(pairs.len() == x.len().next_multiple_of(UNIT) / 2);
     let (magnitude, most) = (magnitude(simd, x), largest(2 * pairs.len()));
-    let (scale, inverse) =
-        if magnitude > most * f32::MIN_POSITIVE { (magnitude / most, most / magnitude) } else { (0.0, 0.0) };
+    // A NaN stays one.
+    let zero = magnitude <= most * f32::MIN_POSITIVE;
+    let (scale, inverse) = if zero { (0.0, 0.0) } else { (magnitude / most, most / magnitude) };
     for (unit, pairs) in pairs.chunks_exact_mut(LANES).enumerate() {
         let low = integers(simd, x, unit * UNIT, inverse);
         let high = integers(simd, x, unit * UNIT + LANES, inverse);
@@ -87,7 +94,9 @@ pub(crate) fn round_vector<E: Elem>(simd: Avx2, x: &[E], pairs: &mut [u32]) -> f
 /// The scale of a value, and its inverse.
 #[inline(always)]
 pub(crate) fn value_scale<E: Elem>(simd: Avx2, v: &[E]) -> [f32; 2] {
-    let scale = (magnitude(simd, v) / VALUE).max(LEAST_SCALE);
+    let scale = magnitude(simd, v) / VALUE;
+    // A NaN stays one.
+    let scale = if scale < LEAST_SCALE { LEAST_SCALE } else { scale };
     [scale, 1.0 / scale]
 }
 
@@ -329,7 +338,7 @@ pub(crate) unsafe fn weigh(
     total
 }
 
-/// 2^x for x <= 14, relative error 3e-6, a fiftieth of a weight's rounding; exactly 0 below −126.5.
+/// 2^x for x <= 14, relative error 3e-6, a fiftieth of a weight's rounding; exactly 0 below −126.5. A NaN stays one.
 #[inline(always)]
 fn exp2(simd: Avx2, x: __m256) -> __m256 {
     let x = simd.max(simd.splat(-127.0), x);

@@ -1,6 +1,6 @@
 //! NEON, which every 64-bit Arm processor has: eight lanes in two registers.
 //!
-//! Lanes are those of AVX2 and sums take its order, so that both give the same bits.
+//! Lanes are those of AVX2 and sums take its order, so that both give the same bits, but for attention over integers, which AVX2 alone has.
 
 use std::arch::aarch64::*;
 use std::array::from_fn;

@@ -276,6 +276,31 @@ fn uneven_keys_and_values_are_near() {
     }
 }
 
+/// What is no number must reach the logits, where it becomes an error.
+#[test]
+fn rows_that_see_nan_are_nan() {
+    let mut rng = Rng::new(26);
+    for precision in [Precision::F32, Precision::Bf16] {
+        for poisoned in 0..3 {
+            let mut case = Case::new(&mut rng, Dtype::F32, (2, 1, 40), 200, causal(30, 200, usize::MAX));
+            case.precision = precision;
+            match poisoned {
+                0 => case.k.write_f32(100 * 40 + 3, &[f32::NAN]),
+                1 => case.v.write_f32(100 * 40 + 39, &[f32::NAN]),
+                _ => case.q.iter_mut().step_by(40).for_each(|q| *q = f32::NAN),
+            }
+            for cpu in cpus(2) {
+                let integers = matches!(cpu.isa(), Isa::Avx2 | Isa::Avx2Vnni);
+                if precision == Precision::F32 || integers {
+                    let out = case.run(&cpu, 0..30);
+                    let rows = out.chunks_exact(40).all(|row| row.iter().any(|x| x.is_nan()));
+                    assert!(rows, "{poisoned} {precision} {:?}", cpu.isa());
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn far_scores_do_not_overflow() {
     let mut rng = Rng::new(14);
