@@ -3,13 +3,14 @@
 use half::{bf16, f16};
 
 use super::decode_part;
-use super::flash::{FlashBlock, FlashSegment, MergeSegments, Stored};
+use super::flash::{FlashBlock, FlashSegment, Stored};
 #[cfg(target_arch = "x86_64")]
 use super::flash_pairs;
 use super::gumbel::GumbelNoise;
 use super::input::Attention;
 #[cfg(target_arch = "x86_64")]
 use super::pair_segments::Division;
+use super::partial_output::MergeSegments;
 use super::query_blocks::{QueryBlock, SEGMENT};
 #[cfg(target_arch = "x86_64")]
 use super::workspace::PACKED_KEYS;

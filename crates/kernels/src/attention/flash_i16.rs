@@ -10,8 +10,8 @@
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
-use super::flash::{LOWEST, PartialOutput, Stored};
 use super::input::Attention;
+use super::partial_output::{LOWEST, PartialOutput};
 use super::query_blocks::{QueryBlock, SEGMENT};
 use super::shape::{AttentionShape, STATS};
 use super::workspace::split_off_front;
@@ -183,13 +183,13 @@ impl<'a> IntegerBuffers<'a> {
         IntegerBuffers { tile, strips: Strips { scores, weights, queries, scales, lanes } }
     }
 
-    /// Attention of the block over the keys of one segment.
+    /// Attention of the block over the keys of one segment; keys and values are kv_heads × capacity × head_dim, and their tiles may be packed already.
     #[inline(always)]
     pub(super) fn attend_segment<E: Elem>(
         &mut self,
         simd: Avx2,
         a: &Attention,
-        stored: &Stored<E>,
+        (k, v, packed): (&[E], &[E], Option<PackedTiles>),
         block: &QueryBlock,
         segment: usize,
         part: &mut PartialOutput,
@@ -201,16 +201,16 @@ impl<'a> IntegerBuffers<'a> {
         let span = block.span(a.visible, 0..block.queries());
         let (from, to) = (span.start.max(segment * SEGMENT), span.end.min((segment + 1) * SEGMENT));
         for first in (from / KEYS * KEYS..to).step_by(KEYS) {
-            let tile = match stored.packed {
+            let tile = match packed {
                 Some(packed) => {
                     let tile = g * packed.tiles + (first - packed.start) / KEYS;
                     &packed.words[tile * words..][..words]
                 }
                 None => {
                     let slots = first.max(from)..(first + KEYS).min(to);
-                    let (k, v) = (shape.head(stored.k, g), shape.head(stored.v, g));
+                    let (k, v) = (shape.head(k, g), shape.head(v, g));
                     PackTile { simd, shape, k, v, slots, out: tile }.run(simd);
-                    &*tile
+                    &tile[..]
                 }
             };
             for s in 0..block.strips() {
