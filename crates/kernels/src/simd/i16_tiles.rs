@@ -18,9 +18,9 @@ use super::vector::Simd;
 const LANES: usize = 8;
 /// Elements that are packed at a time, to one register of pairs.
 const UNIT: usize = 2 * LANES;
-/// Rows of queries that a product takes at a time, but for two at the end.
+/// Rows whose sums, of sixteen columns each, fit the registers beside their factors.
 const ROWS: usize = 6;
-/// The first slots of the pairs of 16 slots, in the order of packed weights.
+/// The even slots of 16, in the order in which `vpackssdw` leaves pairs of weights.
 const PAIRS: [usize; LANES] = [0, 2, 8, 10, 4, 6, 12, 14];
 /// Weights are integers up to 2^13, the largest power whose products with 12 bits can be added 64 times.
 pub(crate) const WEIGHT_BITS: f32 = 13.0;
@@ -29,7 +29,7 @@ const VALUE: f32 = 4095.0;
 /// Scales of values are no smaller, so that weights that are multiplied by them stay in the range of `f32`.
 const LEAST_SCALE: f32 = 1.0 / (1u64 << 60) as f32;
 
-/// The largest integer of queries and keys of `padded` elements: its square can be added so often in 32 bits.
+/// The largest integer of queries and keys of `padded` elements: `padded` squares of it add up to less than 2^31.
 fn largest(padded: usize) -> f32 {
     (i32::MAX as f32 / padded as f32).sqrt().floor().min(32_767.0) - 1.0
 }
@@ -71,11 +71,10 @@ fn integers<E: Elem>(simd: Avx2, x: &[E], i: usize, factor: f32) -> __m256i {
     x86!(_mm256_cvtps_epi32(simd.mul(v, simd.splat(factor))))
 }
 
-/// Rounds a vector of a query or a key to pairs of integers and returns their scale, 0 for zeros. The pairs, a multiple of eight, are of as many elements or more,
-/// which are zero.
+/// Rounds a query or a key, filled up with zeros to a multiple of 16 elements, to pairs of integers. Returns their scale, 0 if all elements are zero.
 ///
 /// # Panics
-/// If there are more pairs than that, or fewer.
+/// If there are not half as many pairs as elements.
 #[inline(always)]
 pub(crate) fn round_vector<E: Elem>(simd: Avx2, x: &[E], pairs: &mut [u32]) -> f32 {
     assert!(pairs.len() == x.len().next_multiple_of(UNIT) / 2);
@@ -195,8 +194,8 @@ unsafe fn multiply_rows<const R: usize, const PAIR_STEP: usize, const ROW_STEP: 
     }
 }
 
-/// Multiplies `rows` rows, of which pair `p` and row `r` lies at `p · PAIR_STEP + r · ROW_STEP`, and those after them, up to a multiple of six or two more than one:
-/// these may hold anything.
+/// Multiplies `rows` rows; pair `p` of row `r` lies at `p · PAIR_STEP + r · ROW_STEP`. Rows are taken in sixes, but for a last one or two, so that up to three rows
+/// after them are taken as well, whatever they hold.
 ///
 /// # Safety
 /// The pointers must be valid for these rows and all columns, and so must be what `finish` writes.
