@@ -2,7 +2,7 @@
 //!
 //! `vpmaddwd` adds two products of 16 bits to 32, twice as many products as `f32` FMA does. Sums are exact, so that neither the tile's shape nor
 //! the rows that are computed together change a bit. Integers are as large as sums of 32 bits allow ([`largest`]): with heads of 64 a rounded element is
-//! off by at most 1/11584 of the vector's largest, where `bf16` may be off by 1/512 of the element itself.
+//! off by at most 1/11582 of the vector's largest, where `bf16` may be off by 1/512 of the element itself.
 //!
 //! Elements of a vector lie in the order in which `vpackssdw` leaves them, the same for queries and keys.
 
