@@ -60,7 +60,7 @@ impl Cpu {
         several: bool,
         scratch: &'s mut AlignedVec,
     ) -> Option<PackedTiles<'s>> {
-        let simd = self.avx2().filter(|_| several && a.precision != Precision::F32)?;
+        let simd = self.avx2().and_then(|simd| token(simd, a)).filter(|_| several)?;
         let (shape, words) = (a.shape(), tile_words(&a.shape()));
         let seen = a.visible.iter().map(|v| v.0 as usize).min().unwrap_or(0);
         let (start, end) = (seen / KEYS * KEYS, a.visible.iter().map(|v| v.1 as usize).max().unwrap_or(0));

@@ -162,7 +162,7 @@ unsafe fn sums<const R: usize, const PAIR_STEP: usize, const ROW_STEP: usize>(
     sums
 }
 
-/// What becomes of sums.
+/// A use of the sums of a product.
 pub(crate) trait Finish: Copy {
     /// Takes eight sums of row `r` from column `c` on.
     ///
@@ -174,7 +174,7 @@ pub(crate) trait Finish: Copy {
 /// Multiplies `R` rows from row `r` on.
 ///
 /// # Safety
-/// As for [`multiply`].
+/// The pointers must be valid for these rows and all columns, and so must be what `finish` writes.
 #[inline(always)]
 unsafe fn multiply_rows<const R: usize, const PAIR_STEP: usize, const ROW_STEP: usize>(
     simd: Avx2,

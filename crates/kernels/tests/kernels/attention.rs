@@ -276,7 +276,7 @@ fn uneven_keys_and_values_are_near() {
     }
 }
 
-/// What is no number must reach the logits, where it becomes an error.
+/// A NaN must reach the logits, where it becomes an error.
 #[test]
 fn rows_that_see_nan_are_nan() {
     let mut rng = Rng::new(26);
