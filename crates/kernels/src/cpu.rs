@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::isa::{Isa, IsaError};
-use crate::linear::Linear;
+use crate::linear::{Linear, Precision};
 use crate::pool::{self, Pool};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::features::{Amx, Avx2, Bf16};
@@ -93,7 +93,7 @@ impl Cpu {
     }
 
     /// Whether products of bytes are the fastest of this instruction set, with weights of four bits or eight. Those of VNNI are about twice as
-    /// fast as those of `bf16` pairs, but slower than those of tiles. AVX2's are twice as fast as its products of numbers, and nearly four
+    /// fast as those of `bf16` pairs, but slower than those of tiles. AVX2's of few rows are twice as fast as its products of numbers, and nearly four
     /// times with four bits, where they are ahead of AVX-512's products of numbers, too.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn has_fast_byte_products(&self, four_bits: bool) -> bool {
@@ -101,6 +101,17 @@ impl Cpu {
             Some(features) => (features.vnni().is_some() || four_bits) && features.amx().is_none(),
             None => self.avx2().is_some(),
         }
+    }
+
+    /// AVX2, if products of integers of 16 bits are its fastest for many rows: those of VNNI are faster where weights are blocks, and so are bytes where
+    /// these have four bits.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn integers_of(&self, precision: Precision, four_bits: bool) -> Option<Avx2> {
+        self.avx2().filter(|avx2| match precision {
+            Precision::F32 => false,
+            Precision::Bf16 => true,
+            Precision::Q8 => !four_bits && avx2.vnni().is_none(),
+        })
     }
 
     /// Whether products of bytes are the fastest of this instruction set. `sdot` does sixteen products where `fmla` does four; without it

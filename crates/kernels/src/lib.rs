@@ -6,7 +6,8 @@
 //! or an attention (matrix, vector, tail) sums each output element in the same order. Keys and values must be finite for that: a value that
 //! a row does not see is multiplied by a weight of 0 where another row of its block sees it. In `bf16` and with 8 bits a row may depend on where other
 //! kernels begin: of an attention at 8 queries a KV head, at 16 rows and at 512 queries over many keys; of a product with quantised blocks at more than 4
-//! rows, with AMX, in plain Rust, or of 8 bits with AVX-512 without VNNI. [`Device::batch_invariant`] rules out the last.
+//! rows, with AMX, in plain Rust, or of 8 bits with AVX-512 without VNNI; of a product at 24 rows with AVX2, but of 4 bits, and of 8 bits with VNNI.
+//! [`Device::batch_invariant`] rules out those of products.
 //!
 //! Modules build on one another in this order: memory (`pages`, `scratch`, `disjoint`), threads (`pool`), instruction
 //! sets (`simd`, `isa`), both together (`cpu`), stored numbers (`convert`, `dequantize`, `buffer`, `host_bytes`, `floats`), kernels

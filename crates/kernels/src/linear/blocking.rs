@@ -2,11 +2,13 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::pack_amx;
+#[cfg(target_arch = "x86_64")]
+use super::panel_task_i16;
 use super::quant_blocks::{BLOCK, BlockFormat, X_WORDS};
 use super::weights::{Linear, Precision};
 use crate::cpu::Cpu;
 #[cfg(target_arch = "x86_64")]
-use crate::simd::features::Amx;
+use crate::simd::features::{Amx, Avx2};
 use crate::simd::{Kernel, PANEL, STRIP, Simd, strip_width};
 
 /// Steps of one block of the sum: a panel of 36 KiB (half where a step's activations take two words).
@@ -20,11 +22,14 @@ const Q8_ROWS: usize = 4;
 const Q8_TASK_ROWS: usize = 64;
 
 /// The kernels of a product.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(super) enum MatmulPath {
     /// Tiles of 16 × 32 `bf16`.
     #[cfg(target_arch = "x86_64")]
     Amx(Amx),
+    /// Integers of 16 bits, for many rows.
+    #[cfg(target_arch = "x86_64")]
+    Integers(Avx2),
     /// Quantised blocks as they are stored, by activations of 8 bits. A row's bits do not depend on the other rows.
     Q8Rows,
     /// Strips of rows, weights of 16 or 32 outputs a vector.
@@ -47,6 +52,15 @@ pub(super) struct Blocking {
 
 impl Blocking {
     pub(super) fn of(w: &Linear, cpu: &Cpu, m: usize) -> Blocking {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(token) = cpu.integers_of(w.precision, w.format == BlockFormat::Q4)
+            && m >= panel_task_i16::LEAST_ROWS
+            && !cpu.is_batch_invariant()
+        {
+            let words = panel_task_i16::words(w.padded_steps());
+            let (rows, steps) = (panel_task_i16::ROWS, panel_task_i16::part(w.padded_steps()));
+            return Blocking { path: MatmulPath::Integers(token), strip: STRIP, words, rows, steps };
+        }
         let fast = cpu.has_fast_byte_products(w.format == BlockFormat::Q4);
         let bytes = m <= Q8_ROWS || cpu.is_batch_invariant() || fast;
         if w.precision == Precision::Q8 && bytes {
@@ -89,6 +103,8 @@ impl Blocking {
         match self.path {
             #[cfg(target_arch = "x86_64")]
             MatmulPath::Amx(_) => rows.next_multiple_of(16),
+            #[cfg(target_arch = "x86_64")]
+            MatmulPath::Integers(_) => STRIP,
             MatmulPath::Q8Rows => rows,
             MatmulPath::Vector => strip_width(rows),
         }

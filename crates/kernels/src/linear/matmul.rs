@@ -7,12 +7,12 @@ use std::cell::Cell;
 
 use super::activations::{Active, Input, Output, TaskOutput};
 use super::blocking::{Blocking, MatmulPath};
-use super::pack::PackStrip;
+use super::pack::{PackStrip, Rounding};
 #[cfg(target_arch = "x86_64")]
 use super::pack_amx;
 use super::panel_task::{Epilogue, FEW_WORDS, PanelTask};
 use super::quant_blocks::QuantizeRow;
-use super::weights::{Activation, Linear};
+use super::weights::{Activation, Linear, Precision};
 use crate::cpu::Cpu;
 use crate::device::Norm;
 use crate::disjoint::DisjointMut;
@@ -123,7 +123,7 @@ impl Cpu {
             prefetch::to_write(packed.as_ptr().cast(), rows * words * size_of::<u32>());
         }
         let packed = DisjointMut::new(packed);
-        if blocking.path == MatmulPath::Q8Rows {
+        if let MatmulPath::Q8Rows = blocking.path {
             return self.parallel_if(x.len() > 1 << 13, rows, &|r| {
                 // SAFETY: row `r` belongs to task `r`.
                 let out = unsafe { packed.part(r * words..(r + 1) * words) };
@@ -131,6 +131,12 @@ impl Cpu {
                 self.normed(x, norm, |x| self.run(QuantizeRow { x, out }));
             });
         }
+        let rounding = match blocking.path {
+            #[cfg(target_arch = "x86_64")]
+            MatmulPath::Integers(token) => Rounding::Integers(token),
+            _ if w.precision == Precision::F32 => Rounding::F32,
+            _ => Rounding::Pairs,
+        };
         self.parallel_if(x.len() > 1 << 15, rows.div_ceil(strip), &|s| {
             let x = &x[s * strip * w.inputs..];
             let x = &x[..x.len().min(strip * w.inputs)];
@@ -148,7 +154,7 @@ impl Cpu {
             // SAFETY: strip `s` belongs to task `s`.
             let dst = unsafe { packed.part(s * strip * words..(s * strip + width) * words) };
             self.normed(x, norm, |x| {
-                self.run(PackStrip { precision: w.precision, inputs: w.inputs, x, width, dst });
+                self.run(PackStrip { rounding, inputs: w.inputs, x, width, dst });
             });
         });
     }

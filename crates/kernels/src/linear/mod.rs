@@ -2,7 +2,7 @@
 //!
 //! `weights` are the packed weights, `quant_blocks` their quantised blocks, `pack` packs them and activations (for AMX:
 //! `pack_amx`). `activations` are the rows that products take and give. `matmul` cuts a product into tasks, of the sizes that
-//! `blocking` tells, which `panel_task` computes (with AMX: `panel_task_amx`).
+//! `blocking` tells, which `panel_task` computes (with AMX: `panel_task_amx`, as integers: `panel_task_i16`).
 
 mod activations;
 mod blocking;
@@ -15,6 +15,8 @@ mod pack_amx;
 mod panel_task;
 #[cfg(target_arch = "x86_64")]
 mod panel_task_amx;
+#[cfg(target_arch = "x86_64")]
+mod panel_task_i16;
 mod quant_blocks;
 mod weights;
 

@@ -5,11 +5,15 @@ use std::sync::Mutex;
 
 use half::bf16;
 
+#[cfg(target_arch = "x86_64")]
+use super::panel_task_i16;
 use super::quant_blocks::{BLOCK, BlockFormat, Q4Block, Q8Block, QuantizeWeights, pack_q4, pack_q8};
 use super::weights::{Linear, Precision};
 use crate::convert;
 use crate::cpu::Cpu;
 use crate::scratch::{self, AlignedVec};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::features::Avx2;
 use crate::simd::{Kernel, PANEL, Simd};
 use crate::weight_arena::WeightWords;
 
@@ -267,9 +271,20 @@ fn pack_panel<E>(
     Ok(())
 }
 
+/// How activations are rounded.
+#[derive(Clone, Copy)]
+pub(super) enum Rounding {
+    F32,
+    /// Pairs of `bf16`.
+    Pairs,
+    /// [`panel_task_i16::round_row`].
+    #[cfg(target_arch = "x86_64")]
+    Integers(Avx2),
+}
+
 /// Packs `x` (rows × inputs) as one strip of `width` >= rows: word `s` of row `r` at `s · width + r`.
 pub(super) struct PackStrip<'a> {
-    pub(super) precision: Precision,
+    pub(super) rounding: Rounding,
     pub(super) inputs: usize,
     pub(super) x: &'a [f32],
     pub(super) width: usize,
@@ -284,7 +299,7 @@ impl Kernel for PackStrip<'_> {
     fn run<S: Simd>(self, simd: S) {
         let words = self.dst.len() / self.width;
         if self.width == 1 {
-            return round(simd, self.precision, self.x, self.dst);
+            return round(simd, self.rounding, self.x, self.dst);
         }
         if self.x.len() < self.width * self.inputs {
             self.dst.fill(0);
@@ -294,7 +309,7 @@ impl Kernel for PackStrip<'_> {
         for (q, x) in self.x.chunks(QUAD * self.inputs).enumerate() {
             let rows = x.len() / self.inputs;
             for (x, row) in x.chunks_exact(self.inputs).zip(quad.chunks_exact_mut(words)) {
-                round(simd, self.precision, x, row);
+                round(simd, self.rounding, x, row);
             }
             interleave(&quad[..rows * words], words, &mut self.dst[q * QUAD..], self.width);
         }
@@ -303,10 +318,12 @@ impl Kernel for PackStrip<'_> {
 
 /// Writes the words of one row of activations.
 #[inline(always)]
-fn round<S: Simd>(simd: S, precision: Precision, x: &[f32], dst: &mut [u32]) {
-    match precision {
-        Precision::F32 => dst.copy_from_slice(bytemuck::cast_slice(x)),
-        Precision::Bf16 | Precision::Q8 => {
+fn round<S: Simd>(simd: S, rounding: Rounding, x: &[f32], dst: &mut [u32]) {
+    match rounding {
+        Rounding::F32 => dst.copy_from_slice(bytemuck::cast_slice(x)),
+        #[cfg(target_arch = "x86_64")]
+        Rounding::Integers(avx2) => panel_task_i16::round_row(avx2, x, dst),
+        Rounding::Pairs => {
             let (_, rest) = dst.split_at_mut(x.len().div_ceil(2) * S::PAIR_WORDS);
             rest.fill(0);
             // SAFETY: `split_at_mut` has checked that `dst` holds the words.

@@ -82,6 +82,8 @@ impl Kernel for PanelTask<'_> {
         match self.blocking.path {
             #[cfg(target_arch = "x86_64")]
             MatmulPath::Amx(token) => return self.tiles(simd, token, strips, cells),
+            #[cfg(target_arch = "x86_64")]
+            MatmulPath::Integers(token) => self.integers(token, strips, cells),
             MatmulPath::Q8Rows => self.rows(simd, cells),
             MatmulPath::Vector => self.strips(simd, strips, cells),
         }

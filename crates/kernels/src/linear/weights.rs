@@ -11,11 +11,12 @@ use crate::weight_arena::WeightWords;
 pub enum Precision {
     /// `f32` weights by `f32` activations.
     F32,
-    /// `bf16` weights by `bf16` activations, summed in `f32`.
+    /// `bf16` weights by `bf16` activations, summed in `f32`. With AVX2 products of 24 rows and more round both to integers of 16 bits with a scale for up to
+    /// 256 inputs, nearer than `bf16`.
     Bf16,
     /// Weights in blocks of 32 with a scale: 8 bits, or 4 bits with a minimum if the source has such blocks. Products round activations to
     /// 8 bits in blocks of 32; with AMX, without vectors, and of 8 bits with AVX-512 without VNNI, products of more than four rows multiply the
-    /// weights as `bf16`.
+    /// weights as `bf16`, and of 8 bits with AVX2 without VNNI, products of 24 rows and more as integers of 16 bits.
     Q8,
 }
 

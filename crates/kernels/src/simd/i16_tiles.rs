@@ -1,17 +1,15 @@
-//! Vectors of queries, keys and values as integers of 16 bits with a scale each, and their products with AVX2.
+//! Vectors as integers of 16 bits with a scale each, and their products with AVX2.
 //!
 //! `vpmaddwd` adds two products of 16 bits to 32, twice as many products as `f32` FMA does. Sums are exact, so that neither the tile's shape nor
-//! the rows that are computed together change a bit. Integers are as large as sums of 32 bits allow ([`largest`]): with heads of 64 a rounded element is
-//! off by at most 1/11582 of the vector's largest, where `bf16` may be off by 1/512 of the element itself.
-//!
-//! Elements of a vector lie in the order in which `vpackssdw` leaves them, the same for queries and keys.
+//! the rows that are computed together change a bit. Integers are as large as sums of 32 bits allow ([`NORM`]): of 64 elements a rounded one is off by at most
+//! 1/11575 of their root mean square, of 256 by 1/5787, where `bf16` may be off by 1/512 of the element itself.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::KEYS;
 use super::elem::{Elem, load_part};
 use super::features::Avx2;
+use super::tile::{KEYS, PANEL};
 use super::vector::Simd;
 
 /// Numbers of a register.
@@ -26,13 +24,13 @@ const PAIRS: [usize; LANES] = [0, 2, 8, 10, 4, 6, 12, 14];
 pub(crate) const WEIGHT_BITS: f32 = 13.0;
 /// The largest integer of a value.
 const VALUE: f32 = 4095.0;
+/// The largest norm of a vector of integers. Sums of products stay below its square, by the inequality of Cauchy and Schwarz, and that below 2^31, even if
+/// rounding adds half to each of 1,024 elements.
+pub(crate) const NORM: f32 = 46_300.0;
+/// The largest integer of 16 bits.
+const MOST: f32 = 32_767.0;
 /// Scales of values are no smaller, so that weights that are multiplied by them stay in the range of `f32`.
 const LEAST_SCALE: f32 = 1.0 / (1u64 << 60) as f32;
-
-/// The largest integer of queries and keys of `padded` elements: `padded` squares of it add up to less than 2^31.
-fn largest(padded: usize) -> f32 {
-    (i32::MAX as f32 / padded as f32).sqrt().floor().min(32_767.0) - 1.0
-}
 
 /// An intrinsic where a token of AVX2 is at hand.
 macro_rules! x86 {
@@ -42,22 +40,25 @@ macro_rules! x86 {
     };
 }
 
-/// The largest magnitude of a vector; NaN if it has one.
+/// The largest magnitude of a vector times `factor`, NaN if it has one, and the sum of its squares.
 #[inline(always)]
-fn magnitude<E: Elem>(simd: Avx2, x: &[E]) -> f32 {
-    let (mut most, sign) = x86!((_mm256_setzero_si256(), _mm256_set1_ps(-0.0)));
+fn extent<E: Elem>(simd: Avx2, x: &[E], factor: f32) -> (f32, f32) {
+    let (mut most, mut squares) = (x86!(_mm256_setzero_si256()), simd.splat(0.0));
+    let (sign, factor) = (simd.splat(-0.0), simd.splat(factor));
     for i in (0..x.len()).step_by(LANES) {
         // SAFETY: `i` stays below the length, and the count within the vector.
-        let v = unsafe { load_part(simd, x.as_ptr().add(i), x.len() - i) };
+        let v = simd.mul(unsafe { load_part(simd, x.as_ptr().add(i), x.len() - i) }, factor);
+        squares = simd.fma(v, v, squares);
         // Bits of numbers without a sign are in the order of the numbers, and those of a NaN above all.
         most = x86!(_mm256_max_epi32(most, _mm256_castps_si256(_mm256_andnot_ps(sign, v))));
     }
-    x86!({
+    let most = x86!({
         let a = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256::<1>(most));
         let b = _mm_max_epi32(a, _mm_shuffle_epi32::<0b01_00_11_10>(a));
         let c = _mm_max_epi32(b, _mm_shuffle_epi32::<0b10_11_00_01>(b));
         f32::from_bits(_mm_cvtsi128_si32(c) as u32)
-    })
+    });
+    (most, simd.sum(squares))
 }
 
 /// Eight elements from `i` on, times `factor`, as integers; those past the vector are zero.
@@ -71,29 +72,80 @@ fn integers<E: Elem>(simd: Avx2, x: &[E], i: usize, factor: f32) -> __m256i {
     x86!(_mm256_cvtps_epi32(simd.mul(v, simd.splat(factor))))
 }
 
-/// Rounds a query or a key, filled up with zeros to a multiple of 16 elements, to pairs of integers. Returns their scale, 0 if all elements are zero.
+/// Rounds a vector, filled up with zeros to a multiple of 16 elements, to pairs of integers. Returns their scale, 0 if all elements are zero.
 ///
 /// # Panics
-/// If there are not half as many pairs as elements.
+/// If there are fewer pairs than elements take.
 #[inline(always)]
 pub(crate) fn round_vector<E: Elem>(simd: Avx2, x: &[E], pairs: &mut [u32]) -> f32 {
-    assert!(pairs.len() == x.len().next_multiple_of(UNIT) / 2);
-    let (magnitude, most) = (magnitude(simd, x), largest(2 * pairs.len()));
-    // A NaN stays one.
-    let zero = magnitude <= most * f32::MIN_POSITIVE;
-    let (scale, inverse) = if zero { (0.0, 0.0) } else { (magnitude / most, most / magnitude) };
+    assert!(pairs.len().is_multiple_of(LANES) && 2 * pairs.len() >= x.len());
+    let (magnitude, squares) = extent(simd, x, 1.0);
+    let scale = if (1e-30..1e30).contains(&squares) {
+        (squares.sqrt() / NORM).max(magnitude / MOST)
+    } else if magnitude <= MOST * f32::MIN_POSITIVE {
+        pairs.fill(0);
+        return 0.0;
+    } else {
+        // Squares leave the range of `f32`. A NaN stays one.
+        let squares = extent(simd, x, 1.0 / magnitude).1;
+        magnitude * (squares.sqrt() / NORM).max(1.0 / MOST)
+    };
+    let inverse = 1.0 / scale;
     for (unit, pairs) in pairs.chunks_exact_mut(LANES).enumerate() {
         let low = integers(simd, x, unit * UNIT, inverse);
         let high = integers(simd, x, unit * UNIT + LANES, inverse);
-        x86!(_mm256_storeu_si256(pairs.as_mut_ptr().cast(), _mm256_packs_epi32(low, high)));
+        // In the order of the elements.
+        let words = x86!(_mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(low, high)));
+        x86!(_mm256_storeu_si256(pairs.as_mut_ptr().cast(), words));
     }
     scale
+}
+
+/// Rounds columns of pairs of `bf16` (steps × 32) to pairs of integers, and writes the columns' scales.
+///
+/// # Panics
+/// If there are not as many pairs.
+#[inline(always)]
+pub(crate) fn round_columns(simd: Avx2, x: &[u32], pairs: &mut [u32], scales: &mut [f32; PANEL]) {
+    assert!(x.len() == pairs.len());
+    for c in (0..PANEL).step_by(LANES) {
+        let (sign, one) = (simd.splat(-0.0), simd.splat(1.0));
+        let (mut most, mut squares) = (simd.splat(MOST * f32::MIN_POSITIVE), [simd.splat(0.0); 2]);
+        for x in x.chunks_exact(PANEL) {
+            // SAFETY: there are 32 words.
+            let (even, odd) = unsafe { simd.load_pair(x.as_ptr().add(c)) };
+            let magnitudes = x86!([_mm256_andnot_ps(sign, even), _mm256_andnot_ps(sign, odd)]);
+            most = simd.max(most, simd.max(magnitudes[0], magnitudes[1]));
+        }
+        let of_most = simd.div(one, most);
+        for x in x.chunks_exact(PANEL) {
+            // SAFETY: there are 32 words.
+            let (even, odd) = unsafe { simd.load_pair(x.as_ptr().add(c)) };
+            let (even, odd) = (simd.mul(even, of_most), simd.mul(odd, of_most));
+            squares = [simd.fma(even, even, squares[0]), simd.fma(odd, odd, squares[1])];
+        }
+        let norm = x86!(_mm256_sqrt_ps(simd.add(squares[0], squares[1])));
+        // Columns of zeros, which have no norm, get a scale as well.
+        let scale = simd.mul(most, simd.max(simd.mul(norm, simd.splat(1.0 / NORM)), simd.splat(1.0 / MOST)));
+        let inverse = simd.div(one, scale);
+        // SAFETY: there are 32 scales.
+        unsafe { simd.store(scales.as_mut_ptr().add(c), scale) };
+        for (x, pairs) in x.chunks_exact(PANEL).zip(pairs.chunks_exact_mut(PANEL)) {
+            // SAFETY: there are 32 words each.
+            unsafe {
+                let (even, odd) = simd.load_pair(x.as_ptr().add(c));
+                let even = _mm256_cvtps_epi32(simd.mul(even, inverse));
+                let odd = _mm256_slli_epi32::<16>(_mm256_cvtps_epi32(simd.mul(odd, inverse)));
+                _mm256_storeu_si256(pairs.as_mut_ptr().add(c).cast(), _mm256_blend_epi16::<0xaa>(even, odd));
+            }
+        }
+    }
 }
 
 /// The scale of a value, and its inverse.
 #[inline(always)]
 pub(crate) fn value_scale<E: Elem>(simd: Avx2, v: &[E]) -> [f32; 2] {
-    let scale = magnitude(simd, v) / VALUE;
+    let scale = extent(simd, v, 1.0).0 / VALUE;
     // A NaN stays one.
     let scale = if scale < LEAST_SCALE { LEAST_SCALE } else { scale };
     [scale, 1.0 / scale]

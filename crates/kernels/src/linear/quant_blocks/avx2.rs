@@ -16,6 +16,7 @@ use super::format::{BLOCK, BlockFormat, HALVES, QUADS, X_SCALE, X_START, X_SUM, 
 use crate::prefetch;
 use crate::simd::PANEL;
 use crate::simd::features::Avx2;
+use crate::simd::i16_tiles::NORM;
 
 /// Outputs of a register.
 pub(super) const LANES: usize = 8;
@@ -185,6 +186,62 @@ fn few_rows<const FOUR_BITS: bool, const R: usize>(panel: &[u32], x: &[u32], wor
     for (total, y) in totals.iter().flatten().zip(y.chunks_exact_mut(LANES)) {
         // SAFETY: eight floats.
         unsafe { _mm256_storeu_ps(y.as_mut_ptr(), *total) }
+    }
+}
+
+/// Unpacks blocks of eight bits to pairs of inputs as integers of 16 bits, 16 × 32 words for each block, and writes each output's scale. The norm of an output's weights
+/// is at most 127 · √(32 · the sum of the squares of its blocks' scales).
+#[inline(always)]
+pub(in crate::linear) fn unpack_q8_as_i16(
+    _: Avx2,
+    blocks: &[u32],
+    out: &mut [u32],
+    scales: &mut [f32; PANEL],
+) {
+    // SAFETY: the token proves that the instructions are there.
+    unsafe { unpack_q8(blocks, out, scales) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn unpack_q8(blocks: &[u32], out: &mut [u32], scales: &mut [f32; PANEL]) {
+    // Bytes in the upper halves of 16 bits, two pairs for each word.
+    let pair = |low: i8, high: i8| {
+        let of = |word: i8| [-1, 4 * word + low, -1, 4 * word + high];
+        [of(0), of(1), of(2), of(3)]
+    };
+    // SAFETY: 16 bytes each.
+    let order = [pair(0, 1), pair(2, 3)]
+        .map(|order| unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(order.as_ptr().cast())) });
+    for (g, out_scales) in scales.chunks_exact_mut(LANES).enumerate() {
+        let first = g * LANES;
+        let mut squares = _mm256_setzero_ps();
+        for block in blocks.chunks_exact(BlockFormat::Q8.words()) {
+            let scales = halves(block, 0, first);
+            squares = _mm256_fmadd_ps(scales, scales, squares);
+        }
+        let norm = _mm256_mul_ps(_mm256_sqrt_ps(squares), _mm256_set1_ps(127.0 * (BLOCK as f32).sqrt()));
+        let scale = _mm256_mul_ps(norm, _mm256_set1_ps(1.0 / NORM));
+        // 256 of an output's scales are 1.0; without weights it is 0, not NaN.
+        let zero = _mm256_cmp_ps::<_CMP_EQ_OQ>(scale, _mm256_setzero_ps());
+        let inverse = _mm256_andnot_ps(zero, _mm256_div_ps(_mm256_set1_ps(256.0), scale));
+        // SAFETY: eight floats.
+        unsafe { _mm256_storeu_ps(out_scales.as_mut_ptr(), scale) };
+        let outs = out.chunks_exact_mut(BLOCK / 2 * PANEL);
+        for (block, out) in blocks.chunks_exact(BlockFormat::Q8.words()).zip(outs) {
+            // At most 256 · NORM / (127 · √32), below 2^15.
+            let factor = _mm256_cvtps_epi32(_mm256_mul_ps(halves(block, 0, first), inverse));
+            let factor = _mm256_or_si256(factor, _mm256_slli_epi32::<16>(factor));
+            for t in 0..QUADS {
+                let weights = signed(block, t, first);
+                for (i, order) in order.iter().enumerate() {
+                    // 128 q · 256 s / 2^15 = q · s.
+                    let q = _mm256_srai_epi16::<1>(_mm256_shuffle_epi8(weights, *order));
+                    let out = &mut out[(2 * t + i) * PANEL + first..][..LANES];
+                    // SAFETY: 32 bytes.
+                    unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), _mm256_mulhrs_epi16(q, factor)) };
+                }
+            }
+        }
     }
 }
 

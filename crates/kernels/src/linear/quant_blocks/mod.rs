@@ -17,6 +17,8 @@ mod neon;
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use amx::{BlockProduct, PASSING, Pairs};
+#[cfg(target_arch = "x86_64")]
+pub(super) use avx2::unpack_q8_as_i16;
 pub(super) use format::{BLOCK, BlockFormat, X_WORDS, blocks_of, pack_q4, pack_q8};
 pub use format::{Q4Block, Q8Block};
 pub(super) use kernels::{MultiplyRows, QuantizeRow, QuantizeWeights, Unpack};
