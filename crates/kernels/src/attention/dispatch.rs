@@ -47,7 +47,7 @@ pub struct AttentionOutputs<'a> {
 #[derive(Default)]
 struct Beside<'a> {
     lse: Option<&'a DisjointMut<'a, f32>>,
-    /// Sums of [`AttentionOutputs::mass`] and their noise, where [`Cpu::sums_pairs`].
+    /// Sums of [`AttentionOutputs::mass`] and their noise, where [`Cpu::sums_beside`].
     mass: Option<(&'a mut [f32], Option<&'a GumbelNoise<'a>>)>,
     /// Weights of [`Cpu::decode_with_weights`], for a single row that [`Cpu::decode`] computes.
     weights: Option<&'a mut [f32]>,
@@ -78,7 +78,7 @@ impl Cpu {
             assert!(mass.len() == slots * a.kv_heads && last <= slots, "mass is kv_heads × slots");
         }
         noise.iter().for_each(|noise| noise.check(a));
-        let fused = self.sums_pairs(a, noise);
+        let fused = self.sums_beside(a, noise);
         let shared = lse.as_deref_mut().map(DisjointMut::new);
         let mass_beside = mass.as_deref_mut().filter(|_| fused).map(|mass| (mass, noise));
         let beside = Beside { lse: shared.as_ref(), mass: mass_beside, weights: None };
@@ -136,9 +136,15 @@ impl Cpu {
         self.computes_pairs(a) && noise.is_none_or(GumbelNoise::multiplies)
     }
 
-    /// Tiles of pairs need AMX or AVX-512.
+    /// Whether weights are summed by key beside the attention that they are of.
+    #[cfg(target_arch = "x86_64")]
+    fn sums_beside(&self, a: &Attention, noise: Option<&GumbelNoise>) -> bool {
+        self.sums_pairs(a, noise) || self.sums_integers(a, noise)
+    }
+
+    /// Tiles of pairs need AMX or AVX-512, those of integers AVX2.
     #[cfg(not(target_arch = "x86_64"))]
-    fn sums_pairs(&self, _: &Attention, _: Option<&GumbelNoise>) -> bool {
+    fn sums_beside(&self, _: &Attention, _: Option<&GumbelNoise>) -> bool {
         false
     }
 
@@ -154,8 +160,13 @@ impl Cpu {
             }
         }
         let Beside { lse, mass, weights } = beside;
-        assert!(mass.is_none(), "mass is summed over tiles of pairs");
         let out = &DisjointMut::new(out);
+        #[cfg(target_arch = "x86_64")]
+        if let Some(mass) = mass {
+            return self.attend_integers_with_mass(a, (k, v), out, lse, mass);
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        assert!(mass.is_none(), "mass is summed beside tiles of pairs or integers");
         if self.is_decode(a) {
             return self.decode(a, (k, v), out, lse, weights);
         }

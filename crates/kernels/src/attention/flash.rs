@@ -82,7 +82,7 @@ impl<'a> Buffers<'a> {
             #[cfg(target_arch = "x86_64")]
             Buffers::Integers(avx2, buffers) => {
                 let Stored { k, v, packed } = *stored;
-                buffers.attend_segment(*avx2, a, (k, v, packed), block, segment, part);
+                buffers.attend_segment(*avx2, a, (k, v, packed), block, segment, (part, None));
             }
         }
     }

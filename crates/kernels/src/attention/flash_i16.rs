@@ -10,6 +10,7 @@
 
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
+use std::ptr;
 
 use super::input::Attention;
 use super::partial_output::{LOWEST, PartialOutput};
@@ -28,7 +29,12 @@ use crate::simd::i16_tiles::{
 use crate::simd::{Elem, KEYS, Kernel, STRIP, Simd};
 
 /// Words of a row of weights.
-const WEIGHTS: usize = KEYS / 2;
+pub(super) const WEIGHTS: usize = KEYS / 2;
+
+/// Words of the weights of a strip and a tile.
+pub(super) const PAIRS: usize = STRIP * WEIGHTS;
+/// Words of these and of the rows' maxima.
+pub(super) const ENTRY: usize = PAIRS + STATS;
 
 /// AVX2, if keys and values may be rounded and the instruction set has no wider vectors.
 #[inline(always)]
@@ -45,10 +51,21 @@ fn tile_words(shape: &AttentionShape) -> usize {
 #[derive(Clone, Copy)]
 pub(super) struct PackedTiles<'a> {
     words: &'a [u32],
+    /// Words of a tile.
+    each: usize,
     /// The first slot, a multiple of 64.
     start: usize,
     /// Tiles of a KV head.
     tiles: usize,
+}
+
+impl<'a> PackedTiles<'a> {
+    /// The tile of a KV head's slots from `slot` on.
+    #[inline(always)]
+    fn tile(&self, g: usize, slot: usize) -> &'a [u32] {
+        let tile = g * self.tiles + (slot - self.start) / KEYS;
+        &self.words[tile * self.each..][..self.each]
+    }
 }
 
 impl Cpu {
@@ -75,7 +92,7 @@ impl Cpu {
             let slots = first.max(seen)..(first + KEYS).min(end);
             self.run(PackTile { simd, shape, k: shape.head(k, g), v: shape.head(v, g), slots, out });
         });
-        Some(PackedTiles { words: packed, start, tiles })
+        Some(PackedTiles { words: packed, each: words, start, tiles })
     }
 }
 
@@ -124,6 +141,27 @@ impl<E: Elem> Kernel for PackTile<'_, E> {
         }
         pack_values(simd, &values, value_inverses, padded, values_out);
         scales_out.copy_from_slice(bytemuck::cast_slice(scales.as_flattened()));
+    }
+}
+
+/// Weights of a block as `bf16`, without the scales of values; tile after tile and in it strip after strip.
+pub(super) struct KeptWeights<'a> {
+    entries: &'a mut [u32],
+    strips: usize,
+    /// The block's first tile.
+    first: usize,
+}
+
+impl<'a> KeptWeights<'a> {
+    /// Room for tiles from the one with index `first` on.
+    pub(super) fn new(entries: &'a mut [u32], strips: usize, first: usize) -> KeptWeights<'a> {
+        KeptWeights { entries, strips, first }
+    }
+
+    /// Weights and maxima of strip `s` and the tile of the slots from `slot` on.
+    pub(super) fn entry(&mut self, s: usize, slot: usize) -> &mut [u32] {
+        let at = (slot / KEYS - self.first) * self.strips + s;
+        &mut self.entries[at * ENTRY..][..ENTRY]
     }
 }
 
@@ -184,7 +222,8 @@ impl<'a> IntegerBuffers<'a> {
         IntegerBuffers { tile, strips: Strips { scores, weights, queries, scales, lanes } }
     }
 
-    /// Attention of the block over the keys of one segment; keys and values are kv_heads × capacity × head_dim, and their tiles may be packed already.
+    /// Attention of the block over the keys of one segment; keys and values are kv_heads × capacity × head_dim, and their tiles may be packed already. Weights
+    /// may be kept.
     #[inline(always)]
     pub(super) fn attend_segment<E: Elem>(
         &mut self,
@@ -193,20 +232,16 @@ impl<'a> IntegerBuffers<'a> {
         (k, v, packed): (&[E], &[E], Option<PackedTiles>),
         block: &QueryBlock,
         segment: usize,
-        part: &mut PartialOutput,
+        (part, mut kept): (&mut PartialOutput, Option<&mut KeptWeights>),
     ) {
         let IntegerBuffers { tile, strips } = self;
         let (shape, g) = (block.shape, block.g);
-        let words = tile_words(&shape);
         strips.lanes.fill(0.0);
         let span = block.span(a.visible, 0..block.queries());
         let (from, to) = (span.start.max(segment * SEGMENT), span.end.min((segment + 1) * SEGMENT));
         for first in (from / KEYS * KEYS..to).step_by(KEYS) {
             let tile = match packed {
-                Some(packed) => {
-                    let tile = g * packed.tiles + (first - packed.start) / KEYS;
-                    &packed.words[tile * words..][..words]
-                }
+                Some(packed) => packed.tile(g, first),
                 None => {
                     let slots = first.max(from)..(first + KEYS).min(to);
                     let (k, v) = (shape.head(k, g), shape.head(v, g));
@@ -217,7 +252,8 @@ impl<'a> IntegerBuffers<'a> {
             for s in 0..block.strips() {
                 let seen = block.span(a.visible, block.strip(s));
                 if seen.start < first + KEYS && first < seen.end {
-                    strips.attend_tile(simd, a, block, s, (first, tile), part);
+                    let kept = kept.as_deref_mut().map(|kept| kept.entry(s, first));
+                    strips.attend_tile(simd, a, block, s, (first, tile), (part, kept));
                 }
             }
         }
@@ -239,7 +275,7 @@ impl Strips<'_> {
         block: &QueryBlock,
         s: usize,
         (first, tile): (usize, &[u32]),
-        part: &mut PartialOutput,
+        (part, mut kept): (&mut PartialOutput, Option<&mut [u32]>),
     ) {
         let (padded, queries) = (block.shape.padded, block.strip(s));
         let (keys, rest) = tile.split_at(KEYS * padded / 2);
@@ -257,6 +293,9 @@ impl Strips<'_> {
             let sums = self.scores[r * KEYS..][..KEYS].as_mut_ptr();
             // SAFETY: there are 64 sums.
             of_tile[r] = unsafe { scores(simd, sums, self.scales[i], scales, seen) }.max(LOWEST);
+        }
+        if let Some(kept) = kept.as_deref_mut() {
+            kept[PAIRS..].copy_from_slice(bytemuck::cast_slice(&of_tile));
         }
         let (mut change, mut factor) = ([0.0; STATS], [0.0; STATS]);
         let max = &mut part.m[s * STATS..][..STATS];
@@ -276,7 +315,14 @@ impl Strips<'_> {
             let (scores, lanes) = (&self.scores[r * KEYS..][..KEYS], &mut self.lanes[i * STATS..][..STATS]);
             // SAFETY: there are 64 scores and 32 words; `lanes` has at least LANES floats.
             unsafe {
-                let total = weigh(simd, scores.as_ptr().cast(), of_tile[r], scales, weights);
+                let scores = scores.as_ptr().cast();
+                let total = match kept.as_deref_mut() {
+                    Some(kept) => {
+                        let kept = kept[r * WEIGHTS..][..WEIGHTS].as_mut_ptr();
+                        weigh::<true>(simd, scores, of_tile[r], scales, weights, kept)
+                    }
+                    None => weigh::<false>(simd, scores, of_tile[r], scales, weights, ptr::null_mut()),
+                };
                 let old = simd.mul(simd.load(lanes.as_ptr()), simd.splat(change[r]));
                 simd.store(lanes.as_mut_ptr(), simd.fma(total, simd.splat(factor[r]), old));
             }

@@ -1,7 +1,7 @@
 //! Attention over cached keys, and the scores, weights and sums of weights that methods need of it.
 //!
 //! `input` states the problem and `query_blocks` how its rows are taken in blocks. `flash` computes blocks of rows over
-//! tiles of keys (with AVX2 over integers of 16 bits: `flash_i16`; what either computes of some keys: `partial_output`), `flash_pairs` over
+//! tiles of keys (with AVX2 over integers of 16 bits: `flash_i16`, and their attention mass: `mass_i16`; what either computes of some keys: `partial_output`), `flash_pairs` over
 //! tiles of `bf16` pairs (sixteen queries of them: `query_groups`; the attention mass of what they compute: `kept_weights`), `pair_segments` some rows over such tiles segment after segment, and `decode` and `decode_pairs` a few rows
 //! (`decode_segments`); `dispatch` chooses between them. `attention_mass`, `concat_logits` and `from_lse` (over tiles of pairs:
 //! `from_lse_pairs`) compute scores and weights without values. `merge` joins attention over two sets of keys.
@@ -27,6 +27,8 @@ mod input;
 #[cfg(target_arch = "x86_64")]
 mod kept_weights;
 mod key_tiles;
+#[cfg(target_arch = "x86_64")]
+mod mass_i16;
 mod merge;
 #[cfg(target_arch = "x86_64")]
 mod pair_segments;

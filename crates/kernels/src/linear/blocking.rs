@@ -3,7 +3,7 @@
 #[cfg(target_arch = "x86_64")]
 use super::pack_amx;
 #[cfg(target_arch = "x86_64")]
-use super::panel_task_i16;
+use super::pack_i16;
 use super::quant_blocks::{BLOCK, BlockFormat, X_WORDS};
 use super::weights::{Linear, Precision};
 use crate::cpu::Cpu;
@@ -54,11 +54,11 @@ impl Blocking {
     pub(super) fn of(w: &Linear, cpu: &Cpu, m: usize) -> Blocking {
         #[cfg(target_arch = "x86_64")]
         if let Some(token) = cpu.integers_of(w.precision, w.format == BlockFormat::Q4)
-            && m >= panel_task_i16::LEAST_ROWS
+            && m >= pack_i16::LEAST_ROWS
             && !cpu.is_batch_invariant()
         {
-            let words = panel_task_i16::words(w.padded_steps());
-            let (rows, steps) = (panel_task_i16::ROWS, panel_task_i16::part(w.padded_steps()));
+            let words = pack_i16::words(w.padded_steps());
+            let (rows, steps) = (pack_i16::ROWS, pack_i16::part(w.padded_steps()));
             return Blocking { path: MatmulPath::Integers(token), strip: STRIP, words, rows, steps };
         }
         let fast = cpu.has_fast_byte_products(w.format == BlockFormat::Q4);

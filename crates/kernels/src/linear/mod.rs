@@ -1,7 +1,7 @@
 //! Products with prepacked weights.
 //!
 //! `weights` are the packed weights, `quant_blocks` their quantised blocks, `pack` packs them and activations (for AMX:
-//! `pack_amx`). `activations` are the rows that products take and give. `matmul` cuts a product into tasks, of the sizes that
+//! `pack_amx`, as integers: `pack_i16`). `activations` are the rows that products take and give. `matmul` cuts a product into tasks, of the sizes that
 //! `blocking` tells, which `panel_task` computes (with AMX: `panel_task_amx`, as integers: `panel_task_i16`).
 
 mod activations;
@@ -12,6 +12,8 @@ mod matmul;
 mod pack;
 #[cfg(target_arch = "x86_64")]
 mod pack_amx;
+#[cfg(target_arch = "x86_64")]
+mod pack_i16;
 mod panel_task;
 #[cfg(target_arch = "x86_64")]
 mod panel_task_amx;

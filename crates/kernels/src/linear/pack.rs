@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use half::bf16;
 
 #[cfg(target_arch = "x86_64")]
-use super::panel_task_i16;
+use super::pack_i16;
 use super::quant_blocks::{BLOCK, BlockFormat, Q4Block, Q8Block, QuantizeWeights, pack_q4, pack_q8};
 use super::weights::{Linear, Precision};
 use crate::convert;
@@ -277,7 +277,7 @@ pub(super) enum Rounding {
     F32,
     /// Pairs of `bf16`.
     Pairs,
-    /// [`panel_task_i16::round_row`].
+    /// [`pack_i16::round_row`].
     #[cfg(target_arch = "x86_64")]
     Integers(Avx2),
 }
@@ -322,7 +322,7 @@ fn round<S: Simd>(simd: S, rounding: Rounding, x: &[f32], dst: &mut [u32]) {
     match rounding {
         Rounding::F32 => dst.copy_from_slice(bytemuck::cast_slice(x)),
         #[cfg(target_arch = "x86_64")]
-        Rounding::Integers(avx2) => panel_task_i16::round_row(avx2, x, dst),
+        Rounding::Integers(avx2) => pack_i16::round_row(avx2, x, dst),
         Rounding::Pairs => {
             let (_, rest) = dst.split_at_mut(x.len().div_ceil(2) * S::PAIR_WORDS);
             rest.fill(0);

@@ -361,27 +361,35 @@ pub(crate) unsafe fn scores(
 }
 
 /// Writes the weights 2^(score − `max` + 13) of 64 scores as pairs of integers and returns the sums of 2^(score − `max` + 13) over the values' scales, lane
-/// by lane.
+/// by lane. What is summed may be kept, too, as `bf16`: eight slots in the lower halves of eight words, the next eight in the upper ones.
 ///
 /// # Safety
-/// `scores` must be valid for 64 of them and `pairs` for 32 words.
+/// `scores` must be valid for 64 of them and `pairs` for 32 words, and so must `kept` if it is used.
 #[inline(always)]
-pub(crate) unsafe fn weigh(
+pub(crate) unsafe fn weigh<const KEEP: bool>(
     simd: Avx2,
     scores: *const f32,
     max: f32,
     scales: Scales,
     pairs: *mut u32,
+    kept: *mut u32,
 ) -> __m256 {
     let (below, mut total) = (simd.splat(max - WEIGHT_BITS), simd.splat(0.0));
     for j in (0..KEYS).step_by(UNIT) {
         // SAFETY: there are 64 scores and scales, and 32 words.
         unsafe {
             let inverses = scales.value_inverses.as_ptr().add(j);
+            let inverses = [simd.load(inverses), simd.load(inverses.add(LANES))];
             let low = exp2(simd, simd.sub(simd.load(scores.add(j)), below));
-            total = simd.fma(low, simd.load(inverses), total);
             let high = exp2(simd, simd.sub(simd.load(scores.add(j + LANES)), below));
-            total = simd.fma(high, simd.load(inverses.add(LANES)), total);
+            if KEEP {
+                let weights = [simd.mul(low, inverses[0]), simd.mul(high, inverses[1])];
+                let half = _mm256_set1_epi32(0x8000);
+                let [low, high] = weights.map(|x| _mm256_add_epi32(_mm256_castps_si256(x), half));
+                let kept_pairs = _mm256_blend_epi16::<0xaa>(_mm256_srli_epi32::<16>(low), high);
+                _mm256_storeu_si256(kept.add(j / 2).cast(), kept_pairs);
+            }
+            total = simd.fma(high, inverses[1], simd.fma(low, inverses[0], total));
             let packed = _mm256_packs_epi32(_mm256_cvtps_epi32(low), _mm256_cvtps_epi32(high));
             _mm256_storeu_si256(pairs.add(j / 2).cast(), packed);
         }
