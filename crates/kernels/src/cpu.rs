@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::isa::{Isa, IsaError};
-use crate::linear::{Linear, Precision};
+use crate::linear::Linear;
 use crate::pool::{self, Pool};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::features::{Amx, Avx2, Bf16};
@@ -101,17 +101,6 @@ impl Cpu {
             Some(features) => (features.vnni().is_some() || four_bits) && features.amx().is_none(),
             None => self.avx2().is_some(),
         }
-    }
-
-    /// AVX2, if products of integers of 16 bits are its fastest for many rows: those of VNNI are faster where weights are blocks, and so are bytes where
-    /// these have four bits.
-    #[cfg(target_arch = "x86_64")]
-    pub(crate) fn integers_of(&self, precision: Precision, four_bits: bool) -> Option<Avx2> {
-        self.avx2().filter(|avx2| match precision {
-            Precision::F32 => false,
-            Precision::Bf16 => true,
-            Precision::Q8 => !four_bits && avx2.vnni().is_none(),
-        })
     }
 
     /// Whether products of bytes are the fastest of this instruction set. `sdot` does sixteen products where `fmla` does four; without it

@@ -10,7 +10,6 @@
 
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
-use std::ptr;
 
 use super::input::Attention;
 use super::partial_output::{LOWEST, PartialOutput};
@@ -30,7 +29,6 @@ use crate::simd::{Elem, KEYS, Kernel, STRIP, Simd};
 
 /// Words of a row of weights.
 pub(super) const WEIGHTS: usize = KEYS / 2;
-
 /// Words of the weights of a strip and a tile.
 pub(super) const PAIRS: usize = STRIP * WEIGHTS;
 /// Words of these and of the rows' maxima.
@@ -315,14 +313,8 @@ impl Strips<'_> {
             let (scores, lanes) = (&self.scores[r * KEYS..][..KEYS], &mut self.lanes[i * STATS..][..STATS]);
             // SAFETY: there are 64 scores and 32 words; `lanes` has at least LANES floats.
             unsafe {
-                let scores = scores.as_ptr().cast();
-                let total = match kept.as_deref_mut() {
-                    Some(kept) => {
-                        let kept = kept[r * WEIGHTS..][..WEIGHTS].as_mut_ptr();
-                        weigh::<true>(simd, scores, of_tile[r], scales, weights, kept)
-                    }
-                    None => weigh::<false>(simd, scores, of_tile[r], scales, weights, ptr::null_mut()),
-                };
+                let kept = kept.as_deref_mut().map(|kept| kept[r * WEIGHTS..][..WEIGHTS].as_mut_ptr());
+                let total = weigh(simd, scores.as_ptr().cast(), of_tile[r], scales, weights, kept);
                 let old = simd.mul(simd.load(lanes.as_ptr()), simd.splat(change[r]));
                 simd.store(lanes.as_mut_ptr(), simd.fma(total, simd.splat(factor[r]), old));
             }

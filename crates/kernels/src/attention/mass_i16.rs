@@ -26,6 +26,9 @@ use crate::simd::{Elem, KEYS, Kernel, STRIP, Simd};
 const UNIT: usize = 2 * Avx2::LANES;
 /// Rows from which on weights are kept. Fewer make too few blocks for many threads.
 const LEAST_ROWS: usize = 64;
+/// Threads that there are blocks enough for. Their own number must not change a sum.
+const THREADS: usize = 16;
+
 impl Cpu {
     /// Whether the weights of the attention are summed by key beside it over tiles of integers.
     pub(super) fn sums_integers(&self, a: &Attention, noise: Option<&GumbelNoise>) -> bool {
@@ -46,8 +49,7 @@ impl Cpu {
         let mut tiles = scratch::borrow(&PACKED_KEYS, 0);
         let tiles = self.pack_integers(a, (k, v), true, &mut tiles).expect("tiles are of integers");
         let mut more = vec![0.0; mass.len()];
-        // Not chosen by the number of threads, which must not change a sum.
-        let each = shape.block_rows(rows, STRIP);
+        let each = shape.block_rows(rows, THREADS);
         self.sum_blocks(shape, rows, each, slots.next_multiple_of(KEYS), &mut more, &|block, sums| {
             self.run(FlashBlockWithMass { a, k, v, tiles, block, out, lse, noise, sums });
         });

@@ -364,15 +364,15 @@ pub(crate) unsafe fn scores(
 /// by lane. What is summed may be kept, too, as `bf16`: eight slots in the lower halves of eight words, the next eight in the upper ones.
 ///
 /// # Safety
-/// `scores` must be valid for 64 of them and `pairs` for 32 words, and so must `kept` if it is used.
+/// `scores` must be valid for 64 of them, `pairs` and `kept` for 32 words.
 #[inline(always)]
-pub(crate) unsafe fn weigh<const KEEP: bool>(
+pub(crate) unsafe fn weigh(
     simd: Avx2,
     scores: *const f32,
     max: f32,
     scales: Scales,
     pairs: *mut u32,
-    kept: *mut u32,
+    kept: Option<*mut u32>,
 ) -> __m256 {
     let (below, mut total) = (simd.splat(max - WEIGHT_BITS), simd.splat(0.0));
     for j in (0..KEYS).step_by(UNIT) {
@@ -382,7 +382,7 @@ pub(crate) unsafe fn weigh<const KEEP: bool>(
             let inverses = [simd.load(inverses), simd.load(inverses.add(LANES))];
             let low = exp2(simd, simd.sub(simd.load(scores.add(j)), below));
             let high = exp2(simd, simd.sub(simd.load(scores.add(j + LANES)), below));
-            if KEEP {
+            if let Some(kept) = kept {
                 let weights = [simd.mul(low, inverses[0]), simd.mul(high, inverses[1])];
                 let half = _mm256_set1_epi32(0x8000);
                 let [low, high] = weights.map(|x| _mm256_add_epi32(_mm256_castps_si256(x), half));
