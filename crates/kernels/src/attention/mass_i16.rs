@@ -128,11 +128,7 @@ fn weights(simd: Avx2, pairs: &[u32], noise: Option<&[bf16]>) -> [__m256; 2] {
     let pairs = &pairs[..Avx2::LANES];
     // SAFETY: there are eight words, and sixteen factors.
     unsafe {
-        let [low, high] = {
-            let pairs = _mm256_loadu_si256(pairs.as_ptr().cast());
-            let high = _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff_0000_u32.cast_signed()));
-            [_mm256_slli_epi32::<16>(pairs), high].map(|bits| _mm256_castsi256_ps(bits))
-        };
+        let (low, high) = simd.load_pair(pairs.as_ptr());
         let Some(noise) = noise else { return [low, high] };
         let noise = noise[..2 * Avx2::LANES].as_ptr();
         [simd.mul(low, simd.load_bf16(noise)), simd.mul(high, simd.load_bf16(noise.add(Avx2::LANES)))]

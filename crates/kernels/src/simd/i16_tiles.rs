@@ -385,7 +385,8 @@ pub(crate) unsafe fn weigh(
             if let Some(kept) = kept {
                 let weights = [simd.mul(low, inverses[0]), simd.mul(high, inverses[1])];
                 let half = _mm256_set1_epi32(0x8000);
-                let [low, high] = weights.map(|x| _mm256_add_epi32(_mm256_castps_si256(x), half));
+                let low = _mm256_add_epi32(_mm256_castps_si256(weights[0]), half);
+                let high = _mm256_add_epi32(_mm256_castps_si256(weights[1]), half);
                 let kept_pairs = _mm256_blend_epi16::<0xaa>(_mm256_srli_epi32::<16>(low), high);
                 _mm256_storeu_si256(kept.add(j / 2).cast(), kept_pairs);
             }

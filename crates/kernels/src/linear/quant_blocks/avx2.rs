@@ -204,14 +204,9 @@ pub(in crate::linear) fn unpack_q8_as_i16(
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn unpack_q8(blocks: &[u32], out: &mut [u32], scales: &mut [f32; PANEL]) {
-    // Bytes in the upper halves of 16 bits, two pairs for each word.
-    let pair = |low: i8, high: i8| {
-        let of = |word: i8| [-1, 4 * word + low, -1, 4 * word + high];
-        [of(0), of(1), of(2), of(3)]
-    };
-    // SAFETY: 16 bytes each.
-    let order = [pair(0, 1), pair(2, 3)]
-        .map(|order| unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(order.as_ptr().cast())) });
+    // Bytes 0 and 1 of each word, and then 2 and 3, in the upper halves of 16 bits.
+    let low = _mm256_broadcastsi128_si256(_mm_setr_epi32(0x0180_0080, 0x0580_0480, 0x0980_0880, 0x0d80_0c80));
+    let orders = [low, _mm256_add_epi32(low, _mm256_set1_epi32(0x0200_0200))];
     for (g, out_scales) in scales.chunks_exact_mut(LANES).enumerate() {
         let first = g * LANES;
         let mut squares = _mm256_setzero_ps();
@@ -233,7 +228,7 @@ fn unpack_q8(blocks: &[u32], out: &mut [u32], scales: &mut [f32; PANEL]) {
             let factor = _mm256_or_si256(factor, _mm256_slli_epi32::<16>(factor));
             for t in 0..QUADS {
                 let weights = signed(block, t, first);
-                for (i, order) in order.iter().enumerate() {
+                for (i, order) in orders.iter().enumerate() {
                     // 128 q · 256 s / 2^15 = q · s.
                     let q = _mm256_srai_epi16::<1>(_mm256_shuffle_epi8(weights, *order));
                     let out = &mut out[(2 * t + i) * PANEL + first..][..LANES];
