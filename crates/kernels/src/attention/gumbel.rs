@@ -6,6 +6,8 @@
 //! `e^g`, rounded to `bf16`, by which a softmax at temperature 1 multiplies its exponentials.
 
 use std::f32::consts::LOG2_E;
+#[cfg(target_arch = "x86_64")]
+use std::ops::Range;
 use std::sync::LazyLock;
 
 use half::bf16;
@@ -83,8 +85,22 @@ impl GumbelNoise<'_> {
     }
 
     /// The hash of a query head and a row.
-    pub(super) fn key(&self, seed: u64, head: usize, row: usize) -> u32 {
+    fn key(&self, seed: u64, head: usize, row: usize) -> u32 {
         mix64(seed ^ mix64((head as u64) << 32 | u64::from(self.query_positions[row]))) as u32
+    }
+
+    /// The hash of query row `i`.
+    fn key_of(&self, seed: u64, block: &QueryBlock, i: usize) -> u32 {
+        let row = block.row(i);
+        self.key(seed, block.index(i) - row * block.shape.heads, row)
+    }
+
+    /// The hashes of at most `N` query rows, zeros behind them; none without a seed.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn keys<const N: usize>(&self, block: &QueryBlock, queries: Range<usize>) -> Option<[u32; N]> {
+        let (seed, mut keys) = (self.seed?, [0; N]);
+        keys.iter_mut().zip(queries).for_each(|(key, i)| *key = self.key_of(seed, block, i));
+        Some(keys)
     }
 
     /// Turns the base-2 scores of query row `i` with the slots from `first` on into noisy ones.
@@ -97,8 +113,7 @@ impl GumbelNoise<'_> {
             }
             return;
         };
-        let (shape, row) = (block.shape, block.row(i));
-        let key = self.key(seed, block.index(i) - row * shape.heads, row);
+        let (shape, key) = (block.shape, self.key_of(seed, block, i));
         let mut positions: [u32; KEYS] = std::array::from_fn(|slot| (first + slot) as u32);
         if let Some(all) = self.key_positions {
             let tokens = &all[block.g * shape.capacity..(block.g + 1) * shape.capacity];

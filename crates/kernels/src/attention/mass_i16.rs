@@ -146,15 +146,8 @@ impl Strip {
     ) -> Strip {
         let queries = block.strip(s);
         let of = |x: &[f32]| std::array::from_fn(|r| x[s * STATS + r]);
-        let noise = noise.and_then(|noise| Some((noise, noise.seed?))).map(|(noise, seed)| {
-            let mut keys = [0; STRIP];
-            for (key, i) in keys.iter_mut().zip(queries.clone()) {
-                let row = block.row(i);
-                *key = noise.key(seed, block.index(i) - row * block.shape.heads, row);
-            }
-            keys
-        });
-        Strip { simd, s, rows: queries.len(), max: of(total.m), total: of(total.l), noise }
+        let (rows, noise) = (queries.len(), noise.and_then(|noise| noise.keys(block, queries)));
+        Strip { simd, s, rows, max: of(total.m), total: of(total.l), noise }
     }
 
     /// 2^(a tile's maximum − 13 − the maximum) of each row.

@@ -146,13 +146,7 @@ impl<'a> QueryGroup<'a> {
                 token.transpose(&square, q, SIDE);
             }
         }
-        let mut noise_keys = [0; SIDE];
-        if let Some((noise, seed)) = noise.and_then(|noise| Some((noise, noise.seed?))) {
-            for (key, i) in noise_keys.iter_mut().zip(queries) {
-                let row = block.row(i);
-                *key = noise.key(seed, block.index(i) - row * shape.heads, row);
-            }
-        }
+        let noise_keys = noise.and_then(|noise| noise.keys(block, queries)).unwrap_or_default();
         QueryGroup { from, to, any, all, stats: GroupStats::NONE, noise_keys, q, o }
     }
 

@@ -333,7 +333,7 @@ fn integers_are_as_near_for_rows_of_any_size() {
     }
     x[7 * inputs + 500] = f32::NAN;
     let norm = |x: &[f32]| x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
-    // What rounding weights is off by.
+    // Rounded weights leave an error of this size.
     for (precision, error) in [(Precision::Bf16, 3e-4), (Precision::Q8, 1e-3)] {
         for cpu in cpus(2).into_iter().filter(|cpu| multiplies_integers(cpu, precision, false)) {
             let linear = pack(&cpu, precision, &w, inputs, None);

@@ -216,7 +216,7 @@ fn unpack_q8(blocks: &[u32], out: &mut [u32], scales: &mut [f32; PANEL]) {
         }
         let norm = _mm256_mul_ps(_mm256_sqrt_ps(squares), _mm256_set1_ps(127.0 * (BLOCK as f32).sqrt()));
         let scale = _mm256_mul_ps(norm, _mm256_set1_ps(1.0 / NORM));
-        // 256 of an output's scales are 1.0; without weights it is 0, not NaN.
+        // 256 over an output's scale, or 0 where all of its weights are zero.
         let zero = _mm256_cmp_ps::<_CMP_EQ_OQ>(scale, _mm256_setzero_ps());
         let inverse = _mm256_andnot_ps(zero, _mm256_div_ps(_mm256_set1_ps(256.0), scale));
         // SAFETY: eight floats.
