@@ -1,7 +1,8 @@
 //! The tenants' documents: stored, and searched by their chunks.
 
+use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use refrain_engine::{Document, Engine};
 use refrain_store::{ChunkKey, StoreError};
@@ -26,6 +27,8 @@ pub struct Corpus {
     /// The tokenizer and chunk size that cut the documents.
     segmentation: String,
     is_synced: AtomicBool,
+    /// Changes of the replica that could not be applied. No sync tells them again, since the replica has them.
+    unapplied: Mutex<Vec<Change>>,
 }
 
 impl Corpus {
@@ -70,7 +73,8 @@ impl Corpus {
 
     fn new(store: Box<dyn DocumentStore>, segmentation: String) -> Result<Corpus> {
         let (indexing, is_synced) = (Mutex::default(), AtomicBool::new(store.sharing().is_none()));
-        Ok(Corpus { store, index: SearchIndex::new()?, indexing, segmentation, is_synced })
+        let (index, unapplied) = (SearchIndex::new()?, Mutex::default());
+        Ok(Corpus { store, index, indexing, segmentation, is_synced, unapplied })
     }
 
     /// Indexes documents of the replica, cut and decoded by an engine.
@@ -203,7 +207,7 @@ impl Corpus {
         self.unindex(namespace, id)?;
         pin_here(engine, &unpinned, false, id);
         engine.forget_prefixes();
-        let deleted = engine.store().delete(&keys).map_err(|error| {
+        let deleted = self.delete_chunks(engine, namespace, &keys).map_err(|error| {
             let is_remote = matches!(error, StoreError::NotDeleted { .. });
             incomplete(if is_remote { OBJECT_STORE } else { "the chunk store's folder" }, &error)
         });
@@ -223,7 +227,7 @@ impl Corpus {
         let keys_of = |namespace: &str, chunks| Ok(keys_of(engine, namespace, chunks));
         let synced = self.store.sync(Some(&keys_of), &mut |changes| self.apply(engine, changes));
         self.is_synced.store(true, Relaxed);
-        synced.and(self.finish_removals(engine))
+        synced.and(self.apply_the_rest(engine)).and(self.finish_removals(engine))
     }
 
     /// Takes up what the other machines have changed and deletes what is left of removed documents, as [`sync`](Corpus::sync) does,
@@ -234,7 +238,7 @@ impl Corpus {
     pub fn pull(&self, engine: &Engine) -> Result<()> {
         let keys_of = |namespace: &str, chunks| Ok(keys_of(engine, namespace, chunks));
         let pulled = self.store.pull(Some(&keys_of), &mut |changes| self.apply(engine, changes));
-        pulled.and(self.finish_removals(engine))
+        pulled.and(self.apply_the_rest(engine)).and(self.finish_removals(engine))
     }
 
     /// Whether the documents were compared with those of the other machines, or that was tried, since the corpus was opened.
@@ -252,20 +256,48 @@ impl Corpus {
         self.store.close();
     }
 
-    /// Indexes what has come into the replica, takes out what has gone, and pins chunks as the other machines do.
+    /// Indexes what has come into the replica, takes out what has gone, and pins chunks as the other machines do. A change that fails keeps no other
+    /// one from being applied, and is applied again by the next call.
     fn apply(&self, engine: &Engine, changes: Vec<Change>) -> Result<()> {
-        let mut put = Vec::new();
-        for Change { namespace, id, kind, unpinned } in changes {
-            match kind {
-                ChangeKind::Put => match self.documents().get(&namespace, &id) {
-                    Err(Error::NotFound(_)) => {}
-                    stored => put.push((namespace, stored?)),
-                },
-                ChangeKind::Pinned(pinned) => self.pin_chunks(engine, &namespace, &id, pinned)?,
-                ChangeKind::Removed => {
-                    self.unindex(&namespace, &id)?;
-                    pin_here(engine, &unpinned, false, &id);
+        let (mut put, mut failed, mut outcome) = (Vec::new(), Vec::new(), Ok(()));
+        let earlier = mem::take(&mut *self.unapplied());
+        for change in earlier.into_iter().chain(changes) {
+            let Change { namespace, id, kind, unpinned } = &change;
+            let applied = match kind {
+                ChangeKind::Put => {
+                    put.push(change);
+                    continue;
                 }
+                ChangeKind::Pinned(pinned) => self.pin_chunks(engine, namespace, id, *pinned),
+                ChangeKind::Removed => {
+                    self.unindex(namespace, id).map(|()| pin_here(engine, unpinned, false, id))
+                }
+            };
+            if applied.is_err() {
+                failed.push(change);
+                outcome = outcome.and(applied);
+            }
+        }
+        let applied = self.apply_put(engine, &put);
+        if applied.is_err() {
+            failed.extend(put);
+        }
+        let mut unapplied = self.unapplied();
+        for change in failed {
+            if !unapplied.contains(&change) {
+                unapplied.push(change);
+            }
+        }
+        outcome.and(applied)
+    }
+
+    /// Indexes documents that have come into the replica, in one commit.
+    fn apply_put(&self, engine: &Engine, changes: &[Change]) -> Result<()> {
+        let mut put = Vec::with_capacity(changes.len());
+        for Change { namespace, id, .. } in changes {
+            match self.documents().get(namespace, id) {
+                Err(Error::NotFound(_)) => {}
+                stored => put.push((namespace.clone(), stored?)),
             }
         }
         self.index_by(engine, &put)?;
@@ -278,6 +310,39 @@ impl Corpus {
             }
         }
         Ok(())
+    }
+
+    /// Applies the changes that could not be applied, if there are any.
+    fn apply_the_rest(&self, engine: &Engine) -> Result<()> {
+        let is_done = self.unapplied().is_empty();
+        if is_done { Ok(()) } else { self.apply(engine, Vec::new()) }
+    }
+
+    fn unapplied(&self) -> MutexGuard<'_, Vec<Change>> {
+        self.unapplied.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Deletes chunks of a removed document from memory, disk and the object store. Those that a document has got meanwhile go as well, and are stored
+    /// again when they are computed next.
+    fn delete_chunks(
+        &self,
+        engine: &Engine,
+        namespace: &str,
+        keys: &[ChunkKey],
+    ) -> refrain_store::Result<()> {
+        let deleted = engine.store().delete(keys);
+        let readmitted = self.documents().users(namespace, keys).map(|users| {
+            for id in users {
+                // It may have been removed again.
+                if let Ok(chunks) = self.documents().chunks(namespace, &id) {
+                    engine.store().admit(|| keys_of(engine, namespace, chunks));
+                }
+            }
+        });
+        if let Err(error) = readmitted {
+            tracing::error!(%error, "chunks that a document has got during a removal are not kept until it is put again");
+        }
+        deleted
     }
 
     /// Pins or unpins those of a document's chunks that the store's folder has.
@@ -295,7 +360,7 @@ impl Corpus {
         let delete = |(namespace, _, keys): &(String, String, Vec<ChunkKey>)| {
             engine.in_namespace(namespace, None).forget_prefixes();
             // This machine may have brought chunks to the object store since another deleted them there.
-            engine.store().delete(keys)
+            self.delete_chunks(engine, namespace, keys)
         };
         let deleted: Vec<_> = unfinished.iter().map(delete).collect();
         self.documents().purge()?;
@@ -354,6 +419,7 @@ mod tests {
     use super::*;
     use crate::error::Error;
     use crate::library::Library;
+    use crate::local::tests::Disk;
     use crate::tables::document_id;
 
     fn new_document(index: usize) -> NewDocument {
@@ -451,6 +517,53 @@ mod tests {
         let removed = Change { unpinned, ..Change::new("", ids[2].clone(), ChangeKind::Removed) };
         corpus.apply(&engine, vec![removed]).unwrap();
         assert!(!is_pinned());
+    }
+
+    /// The document was put again while the object store was asked to delete its chunks.
+    #[test]
+    fn a_document_that_is_put_during_its_removal_has_its_chunks_stored_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (engine, document) = with_a_chunk(folder.path());
+        let documents = LocalDocuments::open(None, 1 << 20).unwrap();
+        let corpus = Corpus::unindexed(&engine, Box::new(documents)).unwrap();
+        let new = || NewDocument::cut(&engine, document.clone(), false).unwrap();
+        let ingest = || engine.ingest(std::slice::from_ref(&document), |_| ()).unwrap();
+        let chunks = || engine.store().list(Scope::All).unwrap().chunks.len();
+        let keys = new().keys;
+        corpus.delete_chunks(&engine, "", &keys).unwrap();
+        ingest();
+        assert_eq!(chunks(), 0, "no document has the chunk");
+        corpus.put("", vec![new()]).unwrap();
+        corpus.delete_chunks(&engine, "", &keys).unwrap();
+        assert_eq!(chunks(), 0);
+        ingest();
+        assert_eq!(chunks(), 1);
+    }
+
+    /// One document has come from another machine and cannot be cut, since the disk is full; another one was removed there.
+    #[test]
+    fn a_change_that_cannot_be_applied_holds_up_no_other_and_is_applied_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let (engine, document) = with_a_chunk(folder.path());
+        let disk = Disk::default();
+        let corpus = Corpus::unindexed(&engine, Box::new(disk.open(1 << 20))).unwrap();
+        let new = NewDocument::cut(&engine, document, false).unwrap();
+        let gone = corpus.put("", vec![new_document(7)]).unwrap().remove(0).id;
+        let come = corpus.documents().put("", &new, "").unwrap().id;
+        let found = |question: &str| !corpus.search("", question, 9).unwrap().is_empty();
+        corpus.store.remove("", &gone, &[]).unwrap();
+        assert!(found("number") && !found("stem"));
+        disk.is_full.store(true, Relaxed);
+        let change = |id: &str, kind| Change::new("", id, kind);
+        let changes = vec![change(&come, ChangeKind::Put), change(&gone, ChangeKind::Removed)];
+        corpus.apply(&engine, changes).unwrap_err();
+        assert!(!found("number") && !found("stem"));
+        disk.is_full.store(false, Relaxed);
+        // The first attempt may find the database as the full disk had left it.
+        let synced = corpus.sync(&engine).or_else(|_| corpus.sync(&engine));
+        synced.unwrap();
+        assert!(found("stem"));
+        assert!(corpus.unapplied().is_empty());
     }
 
     /// A program was ended between the removal of a document and that of its chunks. No other one is asked to remove it.

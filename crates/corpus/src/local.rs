@@ -315,6 +315,20 @@ impl LocalDocuments {
         if pinned { self.chunk_keys(namespace, id) } else { self.keys_to_unpin(namespace, id) }
     }
 
+    /// Ids of the documents of the namespace that have any of these chunks.
+    pub(crate) fn users(&self, namespace: &str, keys: &[ChunkKey]) -> Result<BTreeSet<String>> {
+        self.database.read(|transaction| {
+            let users = transaction.open_multimap_table(CHUNK_USERS)?;
+            let mut ids = BTreeSet::new();
+            for key in keys {
+                for user in users.get((namespace, &key.0))? {
+                    ids.insert(user?.value().to_owned());
+                }
+            }
+            Ok(ids)
+        })
+    }
+
     /// Keys of a document's chunks that no other pinned document of the namespace has.
     pub(crate) fn keys_to_unpin(&self, namespace: &str, id: &str) -> Result<Vec<ChunkKey>> {
         self.database.read(|transaction| {
@@ -400,4 +414,4 @@ fn segmented<'a>(new: &'a NewDocument, segmentation: &'a str) -> Segmented<'a> {
 mod opening_tests;
 #[cfg(test)]
 #[path = "local_tests.rs"]
-mod tests;
+pub(crate) mod tests;

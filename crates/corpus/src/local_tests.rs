@@ -12,9 +12,9 @@ use crate::tables::{REMOVALS, document_id};
 
 /// A file in memory that counts the bytes read from it and refuses to be written or read where it is told to.
 #[derive(Clone, Debug, Default)]
-struct Disk {
+pub(crate) struct Disk {
     bytes: Arc<Mutex<Vec<u8>>>,
-    is_full: Arc<AtomicBool>,
+    pub(crate) is_full: Arc<AtomicBool>,
     is_unreadable: Arc<AtomicBool>,
     read: Arc<AtomicU64>,
 }
@@ -52,7 +52,7 @@ impl StorageBackend for Disk {
 }
 
 impl Disk {
-    fn open(&self, quota: u64) -> LocalDocuments {
+    pub(crate) fn open(&self, quota: u64) -> LocalDocuments {
         let disk = self.clone();
         let open = move || Builder::new().set_cache_size(1 << 20).create_with_backend(disk.clone());
         LocalDocuments::with(open, Path::new("memory"), quota, false).unwrap()

@@ -90,7 +90,7 @@ impl SharedDocuments {
         let (mut old, mut last) = (Vec::new(), 0);
         for object in self.objects.list(CHANGES, None)? {
             let Some(time) = time_of_change(&object.name) else { continue };
-            if time + ANNOUNCED_FOR * 1000 < now {
+            if time.saturating_add(ANNOUNCED_FOR * 1000) < now {
                 old.push(object.name);
             } else {
                 last = last.max(time.min(now));

@@ -34,7 +34,7 @@ pub(super) async fn send_all(client: Arc<Client>, disk: Weak<Disk>) {
         if is_stuck {
             wait(&client, pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
-        } else {
+        } else if !client.is_down() {
             pause = FIRST_PAUSE;
             client.wake.notified().await;
         }
@@ -53,7 +53,8 @@ async fn wait(client: &Client, pause: Duration) {
     }
 }
 
-/// Brings what is noted there now, and says what is in the way, if something is.
+/// Brings what is noted there now, and says what is in the way, if something is. Ends early where any request has failed, since everything waits until
+/// [`Client::recover`] has asked the object store again.
 async fn send_pending(client: &Client, disk: Arc<Disk>) -> Option<String> {
     let pending = match aside(&disk, Disk::pending).await {
         Ok(pending) => pending,
@@ -61,6 +62,9 @@ async fn send_pending(client: &Client, disk: Arc<Disk>) -> Option<String> {
     };
     let mut trouble = None;
     for (key, noted) in pending {
+        if client.is_down() {
+            break;
+        }
         match send_chunk(client, &disk, key, noted).await {
             Ok(()) => {}
             // Another may go.

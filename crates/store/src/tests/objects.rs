@@ -155,3 +155,20 @@ fn an_object_store_that_hangs_is_left_alone_and_a_closed_handle_waits_for_nothin
     assert!(objects.get("name", 1).is_err() && objects.is_closed());
     assert_eq!(objects.down(), None);
 }
+
+/// A request that fails keeps the object store from being used for a pause, not until everything is uploaded.
+#[test]
+fn a_failed_request_is_forgotten_while_chunks_are_uploaded() {
+    let slow = Arc::new(ThrottledStore::new(InMemory::new(), ThrottleConfig::default()));
+    let (_folder, store, objects) = open(Some(slow.clone()), "memory:///library");
+    slow.config_mut(|config| {
+        config.wait_put_per_call = Duration::from_millis(100);
+        config.wait_list_per_call = Duration::from_secs(60);
+    });
+    for n in 1..=100 {
+        store.put(super::numbered(n, 4)).unwrap();
+    }
+    assert!(objects.list("a", None).is_err() && objects.down().is_some());
+    super::library::wait_for("it is asked again", || objects.down().is_none());
+    assert!(store.remote_stats().unwrap().pending > 0, "uploads take ten seconds, a pause one");
+}
