@@ -8,7 +8,7 @@ use std::time::Duration;
 pub const MAX_FILE_BYTES: usize = 256 << 20;
 
 /// Bytes of text that one file of HTML, PDF or DOCX may give, and of a file of plain text or of a record of JSONL.
-pub const MAX_TEXT_BYTES: usize = 32 << 20;
+pub const MAX_TEXT_BYTES: usize = if cfg!(test) { 1 << 20 } else { 32 << 20 };
 
 /// Bytes that one compressed part of a file may hold: a part of a DOCX, a stream of a PDF.
 pub const MAX_PART_BYTES: usize = if cfg!(test) { 4 << 20 } else { 256 << 20 };

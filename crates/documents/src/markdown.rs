@@ -106,7 +106,12 @@ impl Writer {
 
     /// The text is longer than a file's may be.
     pub(crate) fn check(&self) -> Result<(), ReadError> {
-        if self.text.len() > MAX_TEXT_BYTES {
+        self.check_with(0)
+    }
+
+    /// The text would be longer than a file's may be with so many bytes of an element that is still open.
+    pub(crate) fn check_with(&self, open: usize) -> Result<(), ReadError> {
+        if self.text.len() + open > MAX_TEXT_BYTES {
             return Err(ReadError::too_large("text", MAX_TEXT_BYTES));
         }
         Ok(())

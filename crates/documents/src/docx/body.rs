@@ -25,6 +25,8 @@ pub(super) struct Body<'s> {
     rows: Vec<Vec<String>>,
     /// Those rows and their cells.
     cells: usize,
+    /// Bytes of the text in those cells.
+    cell_bytes: usize,
     /// Tables that are open.
     tables: usize,
     /// Elements that are open from the first hidden one.
@@ -59,6 +61,7 @@ pub(super) fn read<'s>(
         paragraph: Paragraph::default(),
         rows: Vec::new(),
         cells: 0,
+        cell_bytes: 0,
         tables: 0,
         hidden: 0,
         in_text: false,
@@ -84,7 +87,7 @@ pub(super) fn read<'s>(
 impl Body<'_> {
     fn check(&self) -> Result<(), ReadError> {
         ReadError::check_cells(self.cells)?;
-        self.out.check()
+        self.out.check_with(self.paragraph.text.len() + self.cell_bytes + self.code.len())
     }
 
     /// Ends what the part has left open, so that the next one begins outside of it.
@@ -167,7 +170,7 @@ impl Body<'_> {
     fn end_table(&mut self) {
         self.end_code();
         self.out.table(&std::mem::take(&mut self.rows));
-        self.cells = 0;
+        (self.cells, self.cell_bytes) = (0, 0);
     }
 
     fn end_paragraph(&mut self) {
@@ -177,6 +180,7 @@ impl Body<'_> {
             if let Some(cell) = self.rows.last_mut().and_then(|row| row.last_mut()) {
                 cell.push(' ');
                 cell.push_str(text);
+                self.cell_bytes += 1 + text.len();
             }
             return;
         }

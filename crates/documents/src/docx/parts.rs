@@ -1,6 +1,6 @@
 //! The parts of a document: XML inside a zip archive, each read as a stream of bounded length.
 
-use std::io::{BufRead, BufReader, Cursor, Read};
+use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::time::{Duration, Instant};
 
 use quick_xml::Reader;
@@ -9,7 +9,7 @@ use zip::ZipArchive;
 use zip::result::ZipError;
 
 use crate::error::ReadError;
-use crate::limits::MAX_PART_BYTES;
+use crate::limits::{MAX_PART_BYTES, MAX_TEXT_BYTES};
 
 /// Bytes of an attribute's value: Word's own names and ids are shorter.
 const MAX_VALUE_BYTES: usize = 1024;
@@ -55,15 +55,46 @@ pub(super) fn each(
     read
 }
 
+/// A part that ends when so many bytes are read of it: an event lies in memory as a whole.
+struct OfOneEvent<'a, R> {
+    part: &'a mut R,
+    left: usize,
+}
+
+impl<R: BufRead> Read for OfOneEvent<'_, R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let read = self.fill_buf()?.read(out)?;
+        self.consume(read);
+        Ok(read)
+    }
+}
+
+impl<R: BufRead> BufRead for OfOneEvent<'_, R> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        let bytes = self.part.fill_buf()?;
+        Ok(&bytes[..bytes.len().min(self.left)])
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.left -= count;
+        self.part.consume(count);
+    }
+}
+
 fn events(
     part: &mut impl BufRead,
     step: &mut dyn FnMut(&Xml<'_>) -> Result<(), ReadError>,
 ) -> Result<(), ReadError> {
-    let mut reader = Reader::from_reader(part);
+    let mut reader = Reader::from_reader(OfOneEvent { part, left: MAX_TEXT_BYTES });
     let mut buffer = Vec::new();
     loop {
         buffer.clear();
-        match reader.read_event_into(&mut buffer).map_err(malformed)? {
+        reader.get_mut().left = MAX_TEXT_BYTES;
+        let event = reader.read_event_into(&mut buffer);
+        if reader.get_ref().left == 0 {
+            return Err(ReadError::too_large("text", MAX_TEXT_BYTES));
+        }
+        match event.map_err(malformed)? {
             Event::Start(tag) => step(&Xml::Start(&tag))?,
             Event::Empty(tag) => step(&Xml::Empty(&tag))?,
             Event::End(tag) => step(&Xml::End(local(tag.local_name().as_ref())))?,

@@ -3,7 +3,7 @@ use std::io::Write;
 use zip::write::SimpleFileOptions;
 
 use super::*;
-use crate::limits::{MAX_CELLS, MAX_PART_BYTES};
+use crate::limits::{MAX_CELLS, MAX_PART_BYTES, MAX_TEXT_BYTES};
 
 fn archive(parts: &[(&str, &str)]) -> Vec<u8> {
     let mut zip = zip::ZipWriter::new(Cursor::new(Vec::new()));
@@ -88,6 +88,25 @@ fn a_part_that_inflates_beyond_the_limit_is_refused() {
     // One text that never ends.
     let body = format!("<w:p><w:r><w:t>{}", "a".repeat(MAX_PART_BYTES + 1));
     assert!(read(&document(&body), "name").is_err());
+}
+
+/// Text of an element that never ends counts before it is written.
+#[test]
+fn text_in_one_element_is_bounded() {
+    let text = "a".repeat(MAX_TEXT_BYTES / 4);
+    let (run, paragraph) = (format!("<w:t>{text}</w:t>"), format!("<w:p><w:t>{text}</w:t></w:p>"));
+    let style = r#"<w:pPr><w:pStyle w:val="HTMLPreformatted"/></w:pPr>"#;
+    let code = format!("<w:p>{style}<w:t>{text}</w:t></w:p>");
+    for (begin, part) in
+        [("<w:p>", &run), ("<w:p><w:t>", &text), ("<w:tbl><w:tr><w:tc>", &paragraph), ("", &code)]
+    {
+        let error = read(&document(&format!("{begin}{}", part.repeat(6))), "n").unwrap_err();
+        assert!(matches!(error, ReadError::TooLarge { what: "text", .. }), "{error}");
+    }
+    // Elements that end leave nothing open.
+    let cells = format!("<w:tbl><w:tr><w:tc>{paragraph}</w:tc></w:tr></w:tbl>").repeat(3);
+    assert!(read(&document(&format!("{cells}<w:p>{run}</w:p>")), "n").is_err(), "the whole is too long");
+    assert!(read(&document(&cells), "n").is_ok());
 }
 
 #[test]
