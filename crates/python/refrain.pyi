@@ -104,7 +104,7 @@ class _Keywords(TypedDict, total=False):
     logit_bias: dict[int, float] | None
     logprobs: int | None
     seed: int | None
-    """drawn, where temperature is above 0; `Answer.seed` tells it"""
+    """drawn, as with -1, where temperature is above 0; `Answer.seed` tells it"""
     stop: str | Sequence[str] | None
     history: Iterable[Mapping[str, str]] | None
     thinking: bool | None

@@ -31,6 +31,7 @@ fn peak_memory_is_weights_and_cache_and_little_more() {
         system_reusable: true,
         chunks: ids[32..TOKENS - 64].chunks(512).enumerate().map(chunk).collect(),
         question: ids[TOKENS - 64..].to_vec(),
+        ..Prompt::default()
     };
     let account =
         engine.measure(&prompt, &(Arc::new(Vanilla) as Arc<dyn FusionMethod>), Eviction::full()).unwrap();

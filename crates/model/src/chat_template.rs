@@ -11,21 +11,23 @@ mod message;
 mod pieces;
 mod placeholder;
 mod split;
+mod thoughts;
 mod tools_as_text;
 mod values;
 
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 
 use minijinja::{Environment, Value, context};
 use serde::Deserialize;
 use serde_json::Value as Json;
 
+use self::bounds::LateThreads;
 pub(crate) use self::environment::json_text;
 pub use self::message::{Message, ToolCall};
 pub(crate) use self::message::{function_of, tool_name};
 pub use self::split::{Layout, PromptParts};
+use self::thoughts::Thoughts;
 use self::values::{Texts, Turn, TurnText};
 use crate::error::{ModelError, Result, template_error};
 use crate::files::ModelFiles;
@@ -41,8 +43,10 @@ pub struct ChatTemplate {
     /// The environment whose JSON marks users' texts.
     marking: Arc<Environment<'static>>,
     bos_eos: BosEos,
-    /// Whether a rendering has passed its deadline.
-    is_late: AtomicBool,
+    /// Renderings that have passed their deadline.
+    late: LateThreads,
+    /// What it writes of an earlier answer with thoughts, once that was asked for.
+    thoughts: OnceLock<Thoughts>,
 }
 
 /// A chat template in a file: one, or several by name.
@@ -88,7 +92,7 @@ impl ChatTemplate {
     pub fn new(source: &str, bos: Option<&str>, eos: Option<&str>) -> Result<Self> {
         bounds::check_size(source.len() as u64)?;
         placeholder::check_source(source)?;
-        let (source, is_late) = (source.to_owned(), AtomicBool::new(false));
+        let (source, late) = (source.to_owned(), LateThreads::default());
         let compiled = source.clone();
         let environment = move |marks| {
             let environment = environment::environment(&compiled, marks);
@@ -96,9 +100,9 @@ impl ChatTemplate {
             environment.map(Arc::new).map_err(wrong)
         };
         let (environment, marking) =
-            bounds::on_large_stack(&is_late, move || Ok((environment(false)?, environment(true)?)))?;
+            bounds::on_large_stack(&late, move || Ok((environment(false)?, environment(true)?)))?;
         let bos_eos = BosEos { bos: bos.map(str::to_owned), eos: eos.map(str::to_owned) };
-        Ok(Self { source, environment, marking, bos_eos, is_late })
+        Ok(Self { source, environment, marking, bos_eos, late, thoughts: OnceLock::new() })
     }
 
     /// The template's source.
@@ -144,7 +148,7 @@ impl ChatTemplate {
             documents => Value::from(()),
         };
         let environment = environment.clone();
-        bounds::on_large_stack(&self.is_late, move || {
+        bounds::on_large_stack(&self.late, move || {
             let template = environment.get_template(environment::NAME);
             let written = template.and_then(|template| template.render(context));
             written.map_err(|e| template_error(format!("cannot write this conversation: {}", describe(&e))))

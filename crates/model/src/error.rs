@@ -207,7 +207,7 @@ pub enum ModelError {
 
     /// Tools, or calls of them, that a chat template leaves out of the prompt.
     #[error(
-        "the model's chat template does not write tools; say them in the system message, with Layout::with_tools_as_text"
+        "the model's chat template does not write the tools of this conversation, or their calls; send them as text of messages"
     )]
     ToolsIgnored,
 

@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::{DirEntry, File};
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -108,8 +109,10 @@ impl PackedWeights {
     /// nothing else.
     pub(crate) fn create(&self) -> Option<PackedWriter> {
         self.remove_left_parts();
-        let part = self.path.with_extension(format!("{}.part", std::process::id()));
-        let file = File::create(&part).ok()?;
+        // Programs in containers that share the folder may have one process id.
+        let random = RandomState::new().hash_one(std::process::id());
+        let part = self.path.with_extension(format!("{random:016x}.part"));
+        let file = File::create_new(&part).ok()?;
         let index = Index { of: self.of.clone(), matrices: BTreeMap::new() };
         let out = Some(BufWriter::with_capacity(1 << 20, file));
         Some(PackedWriter {

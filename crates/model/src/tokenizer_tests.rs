@@ -220,6 +220,22 @@ fn a_prefix_at_the_first_place_only_is_honoured() {
 }
 
 #[test]
+fn tokens_that_continue_a_text_keep_their_first_space() {
+    let bare = from_gguf(&bool(sentence_piece().0, "tokenizer.ggml.add_space_prefix", false)).unwrap();
+    for (tokenizer, begun) in [
+        (tiny("phi3"), "the document"),
+        (from_gguf(&sentence_piece().0).unwrap(), "the document"),
+        (bare, " the document"),
+        (tiny("llama"), " the document"),
+    ] {
+        let ids: Vec<u32> = plain(&tokenizer, "x the document").split_off(plain(&tokenizer, "x").len());
+        let mut detokenizer = Detokenizer::continuing();
+        let text: String = ids.iter().filter_map(|id| detokenizer.push(&tokenizer, *id)).collect();
+        assert_eq!((text.as_str(), stream(&tokenizer, &ids).as_str()), (" the document", begun));
+    }
+}
+
+#[test]
 fn characters_are_never_split() {
     let mut tokenizers = vec![tiny("llama"), tiny("phi3"), from_gguf(&sentence_piece().0).unwrap()];
     if let Some(path) = real_model("SmolLM2-135M-Instruct.Q4_1.gguf") {

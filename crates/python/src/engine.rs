@@ -222,7 +222,8 @@ impl Engine {
     /// Further keywords, of which None stands for the default:
     /// max_tokens (256), min_tokens (0): bounds on the tokens of the answer.
     /// temperature (0): 0 takes the likeliest token.
-    /// seed: of the tokens that are drawn where temperature is above 0; else one is drawn, and `Answer.seed` tells it.
+    /// seed: of the tokens that are drawn where temperature is above 0; without one, or with -1, a random one is drawn,
+    /// which `Answer.seed` tells.
     /// top_k (0): keeps so many of the likeliest tokens; 0 and -1 keep all.
     /// top_p (1): keeps the likeliest tokens until their probabilities sum to it; 0 keeps one.
     /// min_p (0): keeps tokens that are at least so many times as likely as the likeliest.

@@ -45,10 +45,10 @@ pub(crate) fn count<T: TryFrom<i64>>(name: &str, value: i64) -> PyResult<T> {
         .map_err(|_| PyValueError::new_err(format!("{name} = {value} is out of range; choose 0 or more")))
 }
 
-/// A seed, which may be negative, as the server takes it.
+/// A seed, which may be negative, as the server takes it; none with -1, for which one is drawn.
 fn given_seed(value: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
     match value.extract::<Option<i64>>() {
-        Ok(seed) => Ok(seed.map(|seed| seed as u64)),
+        Ok(seed) => Ok(seed.filter(|seed| *seed != -1).map(|seed| seed as u64)),
         Err(_) => value.extract(),
     }
 }

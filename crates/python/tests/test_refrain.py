@@ -259,8 +259,9 @@ def test_a_seed_is_drawn_where_tokens_are_sampled_without_one(engine, documents)
     assert len({answer.seed for answer in answers}) == 4 and len({tuple(answer.tokens) for answer in answers}) > 1
     assert ask(temperature=1.5, seed=answers[0].seed).tokens == answers[0].tokens
     assert ask(temperature=1.5, seed=None).seed != ask(seed=None, temperature=1.5).seed
-    negative = ask(temperature=1.5, seed=-1)
-    assert negative.seed == 2**64 - 1 and ask(temperature=1.5, seed=2**64 - 1).tokens == negative.tokens
+    negative = ask(temperature=1.5, seed=-2)
+    assert negative.seed == 2**64 - 2 and ask(temperature=1.5, seed=2**64 - 2).tokens == negative.tokens
+    assert ask(temperature=1.5, seed=-1).seed < 2**32, "-1 draws a seed"
     assert ask(seed=3).seed is ask().seed is None, "the likeliest tokens are taken"
     # The conventions of the server: 0 keeps the likeliest token alone, -1 keeps all.
     assert ask(temperature=1.5, top_p=0).tokens == ask().tokens

@@ -164,7 +164,7 @@ impl From<EngineError> for ApiError {
                 ApiError::context_length("messages", context, &reason)
             }
             EngineError::EmptyQuestion => {
-                ApiError::field("messages", "the last message is empty: ask something")
+                ApiError::field("messages", "the messages are empty: ask something")
             }
             EngineError::Sampling { option, .. } => ApiError::field(option, message),
             EngineError::LogitBias { .. } => ApiError::field("logit_bias", message),

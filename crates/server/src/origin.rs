@@ -10,6 +10,9 @@ use crate::REQUEST_ID;
 use crate::api_error::ApiError;
 use crate::options::Options;
 
+/// Names by which containers of Docker and Podman reach the machine that they run on. No page has one of its own, since `internal` is reserved.
+const OF_HOST: [&str; 2] = ["host.docker.internal", "host.containers.internal"];
+
 impl Options {
     /// Refuses a request that a browser sends for a page of another origin which is not allowed: browsers send forms without
     /// asking the server first. Programs send neither of the headers that tell it.
@@ -51,8 +54,8 @@ impl Options {
         let authority = host.to_str().ok().and_then(|host| host.parse::<Authority>().ok());
         let name = authority.as_ref().map_or("", |authority| authority.host()).to_ascii_lowercase();
         let is_address = name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
-        if is_address || name == "localhost" || name.ends_with(".localhost") || allowed_hosts.contains(&name)
-        {
+        let is_own = name == "localhost" || name.ends_with(".localhost") || OF_HOST.contains(&name.as_str());
+        if is_address || is_own || allowed_hosts.contains(&name) {
             return Ok(());
         }
         let message =

@@ -1042,6 +1042,8 @@ async fn names_that_others_lead_here_are_refused_where_no_key_is_needed() {
         ("[::1]:8080", 200),
         ("localhost", 200),
         ("Box.LAN:80", 200),
+        ("host.docker.internal:8080", 200),
+        ("docker.internal.example", 403),
         ("evil.example:8080", 403),
         ("127.0.0.1.evil.example", 403),
         ("", 403),

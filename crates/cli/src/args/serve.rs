@@ -4,7 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Subcommand, ValueHint};
+use clap::builder::BoolishValueParser;
+use clap::{ArgAction, Args, Subcommand, ValueHint};
 use refrain::engine::Instructions;
 
 use super::answers::SpeculationArgs;
@@ -38,7 +39,9 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) api_key_file: Option<PathBuf>,
     /// Needs an API key for /metrics, too
-    #[arg(long, requires = "api_key_file")]
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
+          require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true,
+          hide_possible_values = true, requires = "api_key_file", value_parser = BoolishValueParser::new())]
     pub(crate) metrics_auth: bool,
     /// Certificate chain (PEM) for TLS
     #[arg(long, value_name = "FILE", requires = "ssl_keyfile", value_hint = ValueHint::FilePath)]

@@ -263,6 +263,22 @@ fn logs_have_what_was_said_only_where_that_is_asked_for() {
     }
 }
 
+#[test]
+fn metrics_need_a_key_where_the_environment_says_so() {
+    if !real_model() {
+        return;
+    }
+    for (value, status) in [("true", "401"), ("false", "200")] {
+        let home = Home::new();
+        let keys = home.path("keys");
+        home.run(&["key", "new", "anna", "--file", keys.to_str().unwrap()]).good();
+        let options = ["--api-key-file", keys.to_str().unwrap()];
+        let server = Server::start_in(home, &options, &[("REFRAIN_METRICS_AUTH", value)]);
+        let answer = server.send(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
+    }
+}
+
 #[cfg(all(feature = "otlp", unix))]
 #[test]
 fn spans_go_to_a_collector() {

@@ -76,11 +76,6 @@ impl PromptPrefix {
 pub(crate) fn rest_of(prompt: &Prompt, taken: usize) -> (Prompt, Arc<Pie>) {
     let ids = prompt.ids();
     let (system, question) = ids.split_at(taken);
-    let rest = Prompt {
-        system: system.to_vec(),
-        system_reusable: false,
-        chunks: Vec::new(),
-        question: question.to_vec(),
-    };
+    let rest = Prompt { system: system.to_vec(), question: question.to_vec(), ..Prompt::default() };
     (rest, Arc::new(Pie))
 }

@@ -1,6 +1,6 @@
 //! Prompts from documents and a question, and from parts that benchmarks give as they are.
 
-use refrain_model::{Layout, Message, Piece, PromptParts};
+use refrain_model::{Layout, Message, ModelError, Piece, PromptParts};
 use serde_json::Value as Json;
 
 use super::document::Document;
@@ -77,27 +77,31 @@ impl Engine {
         question: &str,
         around: &Instructions,
     ) -> Result<Prompt> {
+        if question.trim().is_empty() {
+            return Err(Error::EmptyQuestion);
+        }
         let asked = Message::text("user", question);
         let turns: Vec<Message> = around.history.iter().cloned().chain([asked]).collect();
         self.prompt_of_turns(chunks, &turns, around)
     }
 
-    /// The prompt of a conversation over documents that are cut into chunks already. The documents stand in the user's first turn, so that a
-    /// further turn leaves all that comes before it as it was. Of `around`, the history does not count.
+    /// The prompt of a conversation over documents that are cut into chunks already, up to where the assistant's next
+    /// turn begins. The documents stand in the user's first turn, so that a further turn leaves all that comes before it
+    /// as it was. Of `around`, the history does not count.
     ///
     /// # Errors
-    /// If the last turn is neither a user's text, a system message nor a tool's result, no turn is the user's, or the chat template or tokenizer refuses a part.
+    /// If no turn is the user's, all turns and the system message are empty, or the chat template or tokenizer refuses a
+    /// part.
     pub fn prompt_of_turns(
         &self,
         chunks: Vec<PromptChunk>,
         turns: &[Message],
         around: &Instructions,
     ) -> Result<Prompt> {
-        let ends = turns.last().is_some_and(|last| match last.role.as_str() {
-            "user" => !last.content.trim().is_empty(),
-            role => matches!(role, "tool" | "system"),
-        });
-        let first = turns.iter().position(|turn| turn.role == "user").filter(|_| ends);
+        let mut texts = turns.iter().map(|turn| &turn.content).chain(&around.system);
+        let says =
+            texts.any(|text| !text.trim().is_empty()) || turns.iter().any(|turn| !turn.tool_calls.is_empty());
+        let first = turns.iter().position(|turn| turn.role == "user").filter(|_| says);
         let Some(first) = first else { return Err(Error::EmptyQuestion) };
         // A question is the same text whether it is the last one or not.
         let trimmed = |turn: &Message| match turn.role.as_str() {
@@ -126,7 +130,13 @@ impl Engine {
             false => layout,
         };
         let parts = match self.template() {
-            Some(template) => template.split(&layout)?,
+            Some(template) => match template.split(&layout) {
+                // Phi-4's template writes calls of tools only where it is given the tools.
+                Err(ModelError::ToolsIgnored) if layout.tools.is_empty() => {
+                    template.split(&layout.with_tools_as_text())?
+                }
+                parts => parts?,
+            },
             None => plain(layout.with_system_joined().unwrap_or(layout)),
         };
         let ends = self.around(&parts)?;
@@ -170,7 +180,7 @@ impl Engine {
             system.insert(0, bos);
         }
         let question = self.tokenizer().encode_pieces(&parts.question)?;
-        Ok(Prompt { system, system_reusable: true, chunks: Vec::new(), question })
+        Ok(Prompt { system, system_reusable: true, question, ..Prompt::default() })
     }
 }
 
@@ -181,10 +191,12 @@ fn plain(layout: Layout) -> PromptParts {
     system.extend(layout.history.iter().map(|turn| text(format!("{}: {}\n", turn.role, turn.content))));
     system.push(text(layout.before_documents));
     let mut question = vec![text(format!("{}\nAnswer:", layout.question))];
+    let answers_again = layout.after.last().is_some_and(|turn| turn.role == "assistant");
     question.extend(layout.after.into_iter().map(|turn| match turn.role.as_str() {
         "assistant" => text(turn.content),
         _ => text(format!("\n{}\nAnswer:", turn.content)),
     }));
+    question.extend(answers_again.then(|| text("\nAnswer:".to_owned())));
     for pieces in [&mut system, &mut question] {
         pieces.retain(|piece| !piece.text.is_empty());
     }

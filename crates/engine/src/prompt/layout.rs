@@ -43,6 +43,9 @@ pub struct Prompt {
     pub chunks: Vec<PromptChunk>,
     /// Question part with the chat template's tail.
     pub question: Vec<u32>,
+    /// Whether the answer continues the prompt's text, so that a space at its beginning is text. Otherwise the answer is
+    /// a text of its own, as a turn of a chat is.
+    pub continues_text: bool,
 }
 
 impl Prompt {

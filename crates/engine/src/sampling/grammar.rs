@@ -86,8 +86,9 @@ fn json_grammar(schema: &Value) -> std::result::Result<TopLevelGrammar, String> 
         _ => return Err("a JSON schema is an object".to_owned()),
     };
     prepare(&mut schema)?;
-    // A schema's own options would lift the bound on white space, and could make the grammar one of another kind.
-    schema["x-guidance"] = json!({ "whitespace_pattern": JSON_SPACE });
+    // A schema's own options would lift the bound on white space, and could make the grammar one of another kind. Whether exactly one part of
+    // `oneOf` holds cannot be told before the end of a value.
+    schema["x-guidance"] = json!({ "whitespace_pattern": JSON_SPACE, "coerce_one_of": true });
     Ok(TopLevelGrammar::from_json_schema(schema))
 }
 

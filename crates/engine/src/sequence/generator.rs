@@ -48,7 +48,7 @@ impl Generator {
             sampler: Sampler::new(sampling.clone(), prompt.ids()),
             grammar: grammar.clone(),
             failure: None,
-            text: Text::new(sampling),
+            text: Text::new(sampling, prompt.continues_text),
             tokens: Vec::new(),
             recorded,
             logits: Vec::new(),
@@ -169,12 +169,13 @@ struct Text {
 }
 
 impl Text {
-    fn new(sampling: &Sampling) -> Text {
+    /// The text of an answer that is a text of its own, or continues the prompt's.
+    fn new(sampling: &Sampling, continues: bool) -> Text {
         Text {
             shown: String::new(),
             stopped: false,
             filter: StopFilter::new(&sampling.stop),
-            detokenizer: Detokenizer::default(),
+            detokenizer: if continues { Detokenizer::continuing() } else { Detokenizer::default() },
         }
     }
 

@@ -38,6 +38,7 @@ fn scout_and_drift_compute_what_an_independent_implementation_does() {
         system_reusable: true,
         chunks: golden.chunks.iter().enumerate().map(chunk).collect(),
         question: golden.question.clone(),
+        ..Prompt::default()
     };
     let engine = tiny_engine(&golden.model, exact(Dtype::F32));
     for case in &golden.cases {

@@ -74,6 +74,35 @@ fn an_answer_is_json_of_its_schema_with_every_sampling_option() {
     }
 }
 
+/// Pydantic writes a union that is told apart by a field as `oneOf` of references.
+#[test]
+fn one_of_is_followed_as_any_of() {
+    let part = |kind: &str| {
+        json!({ "type": "object", "properties": { "kind": { "const": kind, "type": "string" } },
+            "required": ["kind"], "additionalProperties": false })
+    };
+    let schema = json!({
+        "type": "object",
+        "$defs": { "Cat": part("cat"), "Dog": part("dog") },
+        "properties": { "pet": {
+            "discriminator": { "mapping": { "cat": "#/$defs/Cat", "dog": "#/$defs/Dog" }, "propertyName": "kind" },
+            "oneOf": [{ "$ref": "#/$defs/Cat" }, { "$ref": "#/$defs/Dog" }],
+        } },
+        "required": ["pet"],
+        "additionalProperties": false,
+    });
+    let output = StructuredOutput::JsonSchema(schema);
+    for engine in engines() {
+        let answers = samplings().into_iter().map(|sampling| answer(&engine, &output, sampling).unwrap());
+        let whole: Vec<Value> =
+            answers.filter_map(|answer| Some(serde_json::from_str(text(&answer)?).unwrap())).collect();
+        assert!(whole.len() >= 5, "{} whole answers", whole.len());
+        for value in whole {
+            assert!(["cat", "dog"].contains(&value["pet"]["kind"].as_str().unwrap()), "{value}");
+        }
+    }
+}
+
 #[test]
 fn json_objects_expressions_choices_and_lark_are_followed() {
     for engine in engines() {

@@ -3,6 +3,7 @@
 mod averaged;
 mod batch;
 mod blocked_disk;
+mod conversations;
 #[cfg(feature = "emulate")]
 mod device_chunks;
 #[cfg(feature = "emulate")]
@@ -148,7 +149,7 @@ fn random_prompt(engine: &Engine, system: usize, chunks: &[usize], question: usi
     }
     let chunk = |(i, count): (usize, &usize)| PromptChunk::whole(i, format!("chunk {i}"), tokens(*count));
     let chunks = chunks.iter().enumerate().map(chunk).collect();
-    Prompt { system: start, system_reusable: true, chunks, question: tokens(question) }
+    Prompt { system: start, system_reusable: true, chunks, question: tokens(question), ..Prompt::default() }
 }
 
 /// A method that is shared.

@@ -7,8 +7,8 @@
 //! joined to itself over and over is bounded by a deadline alone, and a namespace in itself that is compared or joined to a text is not
 //! bounded.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use minijinja::value::ValueKind;
@@ -36,44 +36,63 @@ pub(super) fn check_size(bytes: u64) -> Result<()> {
     Ok(())
 }
 
+/// Threads whose work has passed its deadline, each as long as it goes on.
+#[derive(Debug, Default)]
+pub(super) struct LateThreads(Mutex<Vec<Weak<()>>>);
+
+impl LateThreads {
+    fn push(&self, thread: Weak<()>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+    }
+
+    fn any(&self) -> bool {
+        let mut threads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.retain(|thread| thread.strong_count() > 0);
+        !threads.is_empty()
+    }
+}
+
 /// Runs `work` of a template on a thread with a stack that no template overflows. A panic of the template engine is an error, and so is work
-/// that takes longer than [`DEADLINE`]. Nothing can stop its thread, which goes on until the work ends: the template `is_late` from then on,
-/// and no further work of it is begun.
+/// that takes longer than [`DEADLINE`]. Nothing can stop its thread, which goes on until the work ends: no further work of the template is begun
+/// meanwhile.
 pub(super) fn on_large_stack<T: Send + 'static>(
-    is_late: &AtomicBool,
+    late: &LateThreads,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    within(DEADLINE, is_late, work)
+    within(DEADLINE, late, work)
 }
 
 /// [`on_large_stack`] with another deadline.
 pub(super) fn within<T: Send + 'static>(
     deadline: Duration,
-    is_late: &AtomicBool,
+    late: &LateThreads,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let late = || {
+    let is_late = || {
         let seconds = DEADLINE.as_secs();
-        let why = "it is damaged, or made to do harm; take the model from another source";
+        let why = "unless the machine stood still, it is damaged, or made to do harm; take the model from another source";
         let message = format!("takes more than {seconds} seconds and may never end: {why}");
         ModelError::TemplateFailed { message }
     };
-    if is_late.load(Ordering::Relaxed) {
-        return Err(late());
+    if late.any() {
+        return Err(is_late());
     }
     let (sender, receiver) = channel();
     let builder = std::thread::Builder::new().name("chat template".to_owned()).stack_size(STACK);
+    let running = Arc::new(());
+    let thread = Arc::downgrade(&running);
     builder
         .spawn(move || {
             // The receiver is gone once the deadline has passed.
             let _ = sender.send(work());
+            drop(running);
         })
         .map_err(ModelError::TemplateThread)?;
     match receiver.recv_timeout(deadline) {
         Ok(done) => done,
         Err(RecvTimeoutError::Timeout) => {
-            is_late.store(true, Ordering::Relaxed);
-            Err(late())
+            late.push(thread);
+            Err(is_late())
         }
         Err(RecvTimeoutError::Disconnected) => {
             let message = "makes the template engine panic; take the model from another source".to_owned();

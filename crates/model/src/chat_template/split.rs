@@ -98,7 +98,8 @@ impl ChatTemplate {
     /// stays there if the template writes it, and is joined to the first one otherwise. White space
     /// that the template trims from messages is trimmed. Ids of calls are given in nine letters and digits if the
     /// template refuses others; several calls in one turn become turns of their own if it refuses them. An assistant's
-    /// text beside its calls is left out where the template leaves it out.
+    /// text beside its calls is left out where the template leaves it out, and so are its thoughts up to `</think>` in
+    /// turns before the user's last one.
     ///
     /// # Errors
     /// [`ModelError::ToolsIgnored`] if the template leaves out a tool or a call, and [`ModelError::ChatTemplate`] if it
@@ -111,6 +112,7 @@ impl ChatTemplate {
         if layout.tools.iter().any(|tool| tool_name(tool).is_none_or(str::is_empty)) {
             return Err(template_error("cannot write a tool without a name".to_owned()));
         }
+        let layout = &*self.without_thoughts(layout);
         let mut first = None;
         let joined = layout.with_system_joined();
         for layout in std::iter::once(layout).chain(&joined) {

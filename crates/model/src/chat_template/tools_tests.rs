@@ -271,6 +271,45 @@ fn tools_are_said_in_the_system_message_where_the_template_looks_there() {
     assert!(matches!(template.split(&without), Err(ModelError::ToolsIgnored)));
 }
 
+/// Thoughts of earlier answers stand in the parts of a prompt exactly where the template, given the texts, writes them.
+#[test]
+fn thoughts_stay_where_the_template_leaves_them() {
+    // DeepSeek-R1's way: the line breaks behind the thoughts stay.
+    let deepseek = "{% for m in messages %}{% set c = m['content'] %}{% if m['role'] == 'assistant' and '</think>' in c %}{% set c = c.split('</think>')[-1] %}{% endif %}{{ '<|' + m['role'] + '|>' + c }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|><think>' }}{% endif %}";
+    let keeping = "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}";
+    let deepseek = ChatTemplate::new(deepseek, None, None).unwrap();
+    let keeping = ChatTemplate::new(keeping, None, None).unwrap();
+    let qwen = golden("qwen3").0;
+    let answer = |text: &str| Message::text("assistant", text);
+    let thinks = |call: Message| Message { content: "<think>\nt4\n</think>\n\nI look.".to_owned(), ..call };
+    let messages = [
+        Message::text("user", "Q 1"),
+        answer("<think>\nt1 </think> t2\n</think>\n\n\nA1"),
+        Message::text("user", "Q 2"),
+        answer("t3\n</think>\n\nA2"),
+        Message::text("user", "Q 3 </think> ?"),
+        answer("A3"),
+        Message::text("user", "Q 4"),
+        thinks(call("aaaaaaaaa", "t", json!({"b": "c"}))),
+        result("aaaaaaaaa", "t", "R"),
+    ];
+    for (template, tools, kept, count) in [
+        (&qwen, &[tool("t")][..], ["t4"].as_slice(), messages.len()),
+        (&deepseek, &[], &[], 7),
+        (&keeping, &[], &["t1", "t2", "t3"], 7),
+    ] {
+        let messages = &messages[..count];
+        let whole = template.render(messages, tools, true).unwrap();
+        for thought in ["t1", "t2", "t3", "t4"] {
+            assert_eq!(whole.contains(thought), kept.contains(&thought), "{whole}");
+        }
+        for at in (0..messages.len()).filter(|at| messages[*at].role == "user") {
+            let layout = layout(tools, messages, at);
+            assert_eq!(text(&pieces(template, &layout).unwrap()), whole);
+        }
+    }
+}
+
 #[test]
 fn tools_as_text_are_what_qwen_is_told() {
     let chatml = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";

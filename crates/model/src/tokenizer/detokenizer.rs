@@ -4,7 +4,7 @@ use super::Tokenizer;
 use super::byte_encoding::ByteEncoding;
 
 /// Turns tokens into text as they come. Half a character is held back until its other bytes arrive; control tokens
-/// give nothing.
+/// give nothing. By default the tokens begin a text: the space that some vocabularies put before a text is left out.
 #[derive(Debug, Clone, Default)]
 pub struct Detokenizer {
     pending: Vec<u8>,
@@ -12,6 +12,12 @@ pub struct Detokenizer {
 }
 
 impl Detokenizer {
+    /// A detokenizer of tokens that continue a text: a space at their beginning is text.
+    #[must_use]
+    pub fn continuing() -> Detokenizer {
+        Detokenizer { started: true, ..Detokenizer::default() }
+    }
+
     /// Adds a token; returns the text that is complete now, if there is any.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Option<String> {
         if tokenizer.is_special(id) { None } else { self.add(tokenizer, id) }

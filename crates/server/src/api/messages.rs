@@ -69,7 +69,7 @@ struct CalledFunction {
 pub(super) struct Conversation {
     /// The system messages before all turns, joined.
     pub(super) system: Option<String>,
-    /// The turns, of which one is the user's; the last one is not the assistant's.
+    /// The turns, of which one is the user's.
     pub(super) turns: Vec<Message>,
 }
 
@@ -87,7 +87,7 @@ impl Conversation {
     /// Takes the messages of a chat apart. Where none is the user's, the last system message is taken for it.
     ///
     /// # Errors
-    /// If a role or content is not supported, no message is the user's, or the last one is the assistant's.
+    /// If a role or content is not supported, or no message is the user's or the system's.
     pub(super) fn of(messages: &[ChatMessage]) -> Result<Conversation> {
         let mut system: Vec<String> = Vec::new();
         let mut turns: Vec<Message> = Vec::new();
@@ -138,17 +138,18 @@ impl Conversation {
                 turns.insert(0, Message::text("user", &text));
             }
         }
-        if !turns.iter().any(is_user) || turns.last().is_none_or(|last| last.role == "assistant") {
-            let message = "the last message must be the user's, or the result of a tool";
+        if !turns.iter().any(is_user) {
+            let message = "no message is the user's or the system's: ask something";
             return Err(ApiError::field("messages", message));
         }
         let system = (!system.is_empty()).then(|| system.join("\n\n"));
         Ok(Conversation { system, turns })
     }
 
-    /// The user's last message.
+    /// The user's last message that has text.
     pub(super) fn question(&self) -> &str {
-        let asked = self.turns.iter().rev().find(|turn| turn.role == "user");
+        let asks = |turn: &&Message| turn.role == "user" && !turn.content.trim().is_empty();
+        let asked = self.turns.iter().rev().find(asks);
         asked.map_or("", |turn| turn.content.as_str())
     }
 }

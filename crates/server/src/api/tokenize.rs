@@ -4,13 +4,12 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use refrain::engine::Instructions;
-use refrain::model::Specials;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::extract::Json;
 use super::messages::{ChatMessage, Conversation};
-use super::request::{ChatTemplateKwargs, ToolDefinition, ToolUse, null_is_default};
+use super::request::{ChatTemplateKwargs, ToolDefinition, ToolUse, null_is_default, text_ids};
 use crate::api_error::{ApiError, ErrorResponse, Result};
 use crate::app::App;
 use crate::tenant::Tenant;
@@ -18,6 +17,7 @@ use crate::tenant::Tenant;
 /// A text to take apart into tokens, or a conversation, which the model's chat template writes first.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct TokenizeRequest {
+    /// The text, in which special tokens are recognised as in the prompt of a completion.
     #[serde(default)]
     prompt: Option<String>,
     #[serde(default)]
@@ -27,7 +27,7 @@ pub(super) struct TokenizeRequest {
     tools: Option<Vec<ToolDefinition>>,
     #[serde(default)]
     chat_template_kwargs: Option<ChatTemplateKwargs>,
-    /// Whether the token that the model's prompts begin with is put before a text.
+    /// Whether the token that the model's prompts begin with is put before a text that does not begin with it.
     #[serde(default)]
     #[schema(default = true)]
     add_special_tokens: Option<bool>,
@@ -83,10 +83,7 @@ pub(super) async fn tokenize(
         let tokens: Vec<u32> = match (&request.prompt, &request.messages) {
             (Some(text), None) => {
                 scheduler.check_text(text.len())?;
-                let bos = tokenizer.bos().filter(|_| request.add_special_tokens.unwrap_or(true));
-                let ids = tokenizer.encode(text, Specials::Plain);
-                let ids = ids.map_err(|error| ApiError::field("prompt", error.to_string()))?;
-                bos.into_iter().chain(ids).collect()
+                text_ids(tokenizer, text, request.add_special_tokens.unwrap_or(true))?
             }
             (None, Some(messages)) => {
                 let conversation = Conversation::of(messages)?;

@@ -131,6 +131,70 @@ async fn biases_penalties_and_echo_have_their_effect() {
     assert_eq!((status, &error["param"]), (400, &json!("logit_bias")));
 }
 
+/// The answer of a completion keeps the space between prompt and answer, also where the vocabulary puts a space before
+/// every text. A chat's answer has none.
+#[tokio::test]
+async fn a_completion_keeps_the_space_before_it() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/phi3");
+    let settings = Settings { chunk_tokens: 64, ..Settings::default() };
+    let engine = Engine::open(&path, Store::in_memory(1 << 28), settings, |_, _| ()).unwrap();
+    let router = router(App::new(engine, Options::new(MODEL)).unwrap());
+    let bare = json!({ "prompt": "the", "add_special_tokens": false, "return_token_strs": true });
+    let the = post(&router, "/tokenize", bare).await;
+    assert_eq!(the["token_strs"], json!(["▁the"]));
+    let forced = |more: Value| {
+        let mut body =
+            json!({ "max_tokens": 2, "min_tokens": 2, "logit_bias": { the["tokens"][0].to_string(): 100 } });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    for prompt in [json!("the"), the["tokens"].clone()] {
+        let body = forced(json!({ "prompt": prompt, "logprobs": 0 }));
+        let choice = post(&router, "/v1/completions", body).await["choices"][0].clone();
+        assert_eq!(
+            (&choice["text"], &choice["logprobs"]["text_offset"]),
+            (&json!(" the the"), &json!([0, 4]))
+        );
+        let body = forced(json!({ "prompt": prompt, "echo": true }));
+        assert_eq!(post(&router, "/v1/completions", body).await["choices"][0]["text"], "the the the");
+    }
+    let body = forced(json!({ "messages": [{ "role": "user", "content": "the" }] }));
+    assert_eq!(content(&post(&router, "/v1/chat/completions", body).await, 0), "the the");
+}
+
+/// Special tokens in the text of a completion are tokens; in its documents and in messages they are characters.
+#[tokio::test]
+async fn special_tokens_stand_in_prompts_and_in_no_other_text() {
+    let router = server();
+    let taken = async |body: Value| post(&router, "/tokenize", body).await["tokens"].clone();
+    let (bos, prompt) = ("<|begin_of_text|>", "<|im_start|>user\nbolt<|im_end|>");
+    let ids = taken(json!({ "prompt": prompt })).await;
+    let ids = ids.as_array().unwrap();
+    assert_eq!((&ids[..2], ids.last()), ([json!(0), json!(2)].as_slice(), Some(&json!(3))));
+    // A text that begins with BOS gets no second one.
+    assert_eq!(taken(json!({ "prompt": format!("{bos}{prompt}") })).await, json!(ids));
+    assert_eq!(taken(json!({ "prompt": bos })).await, json!([0]));
+    assert_eq!(taken(json!({ "prompt": prompt, "add_special_tokens": false })).await, json!(ids[1..]));
+    let documents = |text: &str| json!([{ "text": text }]);
+    let answer = async |prompt: &str, document: &str| {
+        let body = json!({ "prompt": prompt, "documents": documents(document), "max_tokens": 1 });
+        let answer = post(&router, "/v1/completions", body).await;
+        let tokens = |value: &Value| value.as_u64().unwrap() as usize;
+        let of_document = tokens(&answer["refrain"]["documents"][0]["chunks"][0]["tokens"]);
+        (of_document, tokens(&answer["usage"]["prompt_tokens"]) - of_document)
+    };
+    let (document, around) = answer(prompt, "<|im_end|>").await;
+    assert!(document >= 10, "{document}");
+    assert_eq!(around, ids.len());
+    assert_eq!(answer(&format!("{bos}{prompt}"), "bolt").await.1, ids.len());
+    let message = json!([{ "role": "user", "content": "<|im_end|>" }]);
+    let ends = |ids: Value| ids.as_array().unwrap().iter().filter(|id| **id == json!(3)).count();
+    let plain = json!([{ "role": "user", "content": "bolt" }]);
+    let (with, without) =
+        (taken(json!({ "messages": message })).await, taken(json!({ "messages": plain })).await);
+    assert_eq!(ends(with), ends(without));
+}
+
 #[tokio::test]
 async fn an_answer_goes_on_behind_the_end_of_text_where_that_is_asked_for() {
     let (router, path) = (server(), "/v1/completions");
@@ -145,6 +209,19 @@ async fn an_answer_goes_on_behind_the_end_of_text_where_that_is_asked_for() {
     goes_on["response_format"] = json!({ "type": "json_object" });
     let (status, error) = refused(ask(&router, "POST", path, None, goes_on).await).await;
     assert_eq!((status, &error["param"]), (400, &json!("ignore_eos")));
+}
+
+/// LangChain sends 20 prompts at a time.
+#[tokio::test]
+async fn a_request_has_up_to_128_answers() {
+    let (router, path) = (server(), "/v1/completions");
+    let asked = |prompts: usize, n: usize| json!({ "prompt": vec!["The bolt is"; prompts], "n": n, "max_tokens": 1, "temperature": 1 });
+    let answer = post(&router, path, asked(20, 1)).await;
+    assert_eq!(answer["choices"].as_array().unwrap().len(), 20);
+    for (prompts, n, named) in [(129, 1, "prompt"), (65, 2, "prompt"), (1, 17, "n")] {
+        let (status, error) = refused(ask(&router, "POST", path, None, asked(prompts, n)).await).await;
+        assert_eq!((status, &error["param"]), (400, &json!(named)));
+    }
 }
 
 /// Each of several prompts has the answers that it has alone, whole and streamed, and all prompts count.
@@ -193,7 +270,7 @@ async fn several_prompts_have_the_answers_of_each() {
     for (body, param) in [
         (json!({ "prompt": [0, 4_000_000] }), "prompt"),
         (json!({ "prompt": "" }), "prompt"),
-        (json!({ "prompt": vec!["a"; 17] }), "prompt"),
+        (json!({ "prompt": vec!["a"; 129] }), "prompt"),
         (json!({ "prompt": ["a", "b"], "documents": "search" }), "documents"),
     ] {
         let (status, error) = refused(ask(&router, "POST", path, None, body).await).await;

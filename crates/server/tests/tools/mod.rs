@@ -154,6 +154,21 @@ async fn several_calls_are_one_answer_and_a_limit_cuts_calls_off() {
             }
         }
         assert!(most > 1, "{most} calls");
+        // A function that is named is called once, unless several calls are asked for.
+        let named = json!({ "type": "function", "function": { "name": "torque" } });
+        let mut most = [0; 2];
+        for seed in 0..6 {
+            for (most, several) in most.iter_mut().zip([Value::Null, json!(true)]) {
+                let mut body = asked(json!({ "tool_choice": named, "temperature": 4, "seed": seed }));
+                body["parallel_tool_calls"] = several;
+                let answer = post(&router, PATH, body).await;
+                let choice = &answer["choices"][0];
+                if choice["finish_reason"] == "tool_calls" {
+                    *most = calls(choice).len().max(*most);
+                }
+            }
+        }
+        assert!(most[0] == 1 && most[1] > 1, "{most:?} calls");
         for max_tokens in [3, 40] {
             let body = asked(json!({ "tool_choice": "required", "max_tokens": max_tokens }));
             let choice = post(&router, PATH, body).await["choices"][0].clone();

@@ -140,6 +140,32 @@ async fn a_conversation_goes_on_from_the_result_of_a_tool() {
     assert_eq!((status, &error["param"]), (400, &json!("messages[2].tool_call_id")));
 }
 
+/// A conversation may end with a turn of the assistant or an empty one of the user. A search then looks for the user's
+/// last text.
+#[tokio::test]
+async fn a_conversation_may_end_with_any_message() {
+    let router = server();
+    let document = json!({ "title": "Torque", "text": "A stem bolt is tightened to 5 Nm." });
+    post(&router, "/v1/documents", json!({ "documents": [document] })).await;
+    let said = |role: &str, content: &str| json!({ "role": role, "content": content });
+    let (asked, answered) = (said("user", "How tight is a stem bolt?"), said("assistant", "Very."));
+    let mut before = 0;
+    for messages in [json!([asked]), json!([asked, answered]), json!([asked, answered, said("user", "")])] {
+        let body = json!({ "messages": messages, "documents": "search", "max_tokens": 2 });
+        let answer = post(&router, "/v1/chat/completions", body.clone()).await;
+        assert_eq!(answer["refrain"]["documents"][0]["title"], "Torque", "{messages}");
+        let tokens = answer["usage"]["prompt_tokens"].as_u64().unwrap();
+        assert!(tokens > before + 4, "{tokens} {before}");
+        before = tokens;
+    }
+    for messages in [json!([answered]), json!([said("user", " ")])] {
+        let refusal =
+            ask(&router, "POST", "/v1/chat/completions", None, json!({ "messages": messages })).await;
+        let (status, error) = refused(refusal).await;
+        assert_eq!((status, &error["param"]), (400, &json!("messages")), "{error}");
+    }
+}
+
 /// A system message that comes after the first turn, last or alone is part of the prompt, also where the chat template refuses it there.
 #[tokio::test]
 async fn system_messages_stand_anywhere() {

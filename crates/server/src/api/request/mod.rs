@@ -19,16 +19,18 @@ pub(super) use self::documents::{
 pub(super) use self::format::{NamedSchema, ResponseFormat};
 use self::format::{StructuredOutputs, logprobs_schema};
 pub(super) use self::null::null_is_default;
-pub(super) use self::prompt::Continued;
 use self::prompt::Prompts;
+pub(super) use self::prompt::{Continued, text_ids};
 pub(super) use self::tools::{
     FunctionDefinition, MAX_TOOL_NAME, ToolDefinition, ToolUse, tool_choice_schema,
 };
 use super::messages::{ChatMessage, Conversation};
 use crate::api_error::{ApiError, Result};
 
-/// Most answers of a request.
+/// Most answers to a prompt.
 const MAX_ANSWERS: usize = 16;
+/// Most answers of a request to all of its prompts: LangChain sends 20 prompts at a time.
+const MAX_ANSWERS_TO_ALL: usize = 128;
 
 /// A request for an answer: to `messages` in a chat, or to a `prompt`. Unknown fields are ignored. OpenAI's fields that are
 /// not supported, such as `audio`, are refused by name.
@@ -37,11 +39,12 @@ pub(crate) struct CompletionRequest {
     /// The model's name as in `/v1/models`.
     #[serde(default)]
     pub(crate) model: Option<String>,
-    /// The conversation; the last message is not the assistant's. `/v1/chat/completions` needs it.
+    /// The conversation, with a message of the user or the system; a last message of the assistant is a finished turn.
+    /// `/v1/chat/completions` needs it.
     #[serde(default, deserialize_with = "null_is_default")]
     pub(super) messages: Vec<ChatMessage>,
-    /// The text to continue or several, or the ids of their tokens, to which nothing is added; each has `n` answers, 16 together.
-    /// `/v1/completions` needs it.
+    /// The text to continue or several, in which special tokens are recognised, or the ids of their tokens, to which
+    /// nothing is added; each has `n` answers, 128 together. `/v1/completions` needs it.
     #[serde(default)]
     prompt: Option<Prompts>,
     /// The documents to answer from.
@@ -112,8 +115,8 @@ pub(crate) struct CompletionRequest {
     pub(super) response_format: Option<ResponseFormat>,
     /// The form that the answer is held to, as vLLM takes it.
     structured_outputs: Option<StructuredOutputs>,
-    /// The same request with the same seed gets the same answer, whatever else is computed. Without a seed, a random one is
-    /// drawn where `temperature` is above 0, and the answer's `refrain.seed` tells it.
+    /// The same request with the same seed gets the same answer, whatever else is computed. Without a seed, or with -1, a
+    /// random one is drawn where `temperature` is above 0, and the answer's `refrain.seed` tells it.
     pub(super) seed: Option<i64>,
     stop: Option<OneOrMany>,
     /// In a chat, whether to give the log probabilities of tokens; in a completion, of how many alternatives.
@@ -260,7 +263,7 @@ impl CompletionRequest {
     /// The conversation of a chat.
     ///
     /// # Errors
-    /// If a role or content is not supported, or the last message is not the user's.
+    /// If a role or content is not supported, or no message is the user's or the system's.
     pub(crate) fn conversation(&self) -> Result<Conversation> {
         Conversation::of(&self.messages)
     }
@@ -293,8 +296,9 @@ impl CompletionRequest {
             return wrong("the prompt is empty: give a text to continue".to_owned());
         }
         let answers = prompts.len() * self.answers();
-        if answers > MAX_ANSWERS {
-            return wrong(format!("{answers} answers are asked for, and a request may have {MAX_ANSWERS}"));
+        if answers > MAX_ANSWERS_TO_ALL {
+            let most = MAX_ANSWERS_TO_ALL;
+            return wrong(format!("{answers} answers are asked for, and a request may have {most}"));
         }
         Ok(prompts)
     }
@@ -411,10 +415,6 @@ mod tests {
         let param = |error: ApiError| error.param.unwrap();
         for (json, named) in [
             (r#"{"messages": []}"#, "messages"),
-            (
-                r#"{"messages": [{"role": "system", "content": "x"}, {"role": "assistant", "content": "y"}]}"#,
-                "messages",
-            ),
             (r#"{"messages": [{"role": "assistant", "content": "x"}]}"#, "messages"),
             (r#"{"messages": [{"role": "tool", "content": "x"}]}"#, "messages[0].tool_call_id"),
             (r#"{"messages": [{"role": "critic", "content": "x"}]}"#, "messages[0].role"),
@@ -441,6 +441,7 @@ mod tests {
             ("system a", None, "user a"),
             ("system a, developer b", Some("a"), "user b"),
             ("system a, assistant b, system c", Some("a"), "assistant b, user c"),
+            ("system a, assistant b", None, "user a, assistant b"),
         ] {
             let message = |of: &str| {
                 let (role, content) = of.split_once(' ').unwrap();
@@ -453,6 +454,21 @@ mod tests {
                 (read.system.as_deref(), said.collect::<Vec<_>>().join(", ")),
                 (system, turns.to_owned())
             );
+        }
+    }
+
+    #[test]
+    fn the_question_is_the_users_last_message_with_text() {
+        for (messages, question) in [
+            (json!([["user", "a"], ["assistant", "b"]]), "a"),
+            (json!([["user", "a"], ["assistant", "b"], ["user", "c"], ["assistant", "d"]]), "c"),
+            (json!([["user", "a"], ["assistant", "b"], ["user", " "]]), "a"),
+            (json!([["system", "a"], ["user", ""]]), ""),
+        ] {
+            let message = |of: &Value| json!({ "role": of[0], "content": of[1] });
+            let given: Vec<Value> = messages.as_array().unwrap().iter().map(message).collect();
+            let read = request(&json!({ "messages": given }).to_string()).conversation().unwrap();
+            assert_eq!(read.question(), question, "{messages}");
         }
     }
 

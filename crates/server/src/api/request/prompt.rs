@@ -1,6 +1,7 @@
 //! The texts that a completion continues.
 
-use refrain::engine::{Engine, Parts, Prompt};
+use refrain::engine::{Engine, Prompt};
+use refrain::model::{Specials, Tokenizer};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
@@ -58,11 +59,11 @@ impl Continued<'_> {
     /// The prompt of the text, without documents.
     ///
     /// # Errors
-    /// If the text cannot be tokenised, or there is no token of an id.
+    /// If the text cannot be tokenised, or the model has no token of an id.
     pub(crate) fn compose(self, engine: &Engine) -> Result<Prompt> {
-        let ids = match self {
-            Continued::Text(question) => return Ok(engine.compose(&Parts { question, ..Parts::default() })?),
-            Continued::Ids(ids) => ids,
+        let mut ids = match self {
+            Continued::Text(text) => text_ids(engine.tokenizer(), text, true)?,
+            Continued::Ids(ids) => ids.to_vec(),
         };
         let vocab = engine.tokenizer().vocab_size().min(engine.decoder().config().vocab);
         if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
@@ -71,9 +72,9 @@ impl Continued<'_> {
         }
         // Documents stand behind the token that prompts begin with.
         let begins = ids.len() > 1 && engine.tokenizer().bos() == Some(ids[0]);
-        let (system, question) = ids.split_at(usize::from(begins));
-        let (system, question) = (system.to_vec(), question.to_vec());
-        Ok(Prompt { system, system_reusable: true, chunks: Vec::new(), question })
+        let question = ids.split_off(usize::from(begins));
+        let (system_reusable, continues_text) = (true, true);
+        Ok(Prompt { system: ids, system_reusable, chunks: Vec::new(), question, continues_text })
     }
 
     /// The text, of ids for which there are tokens.
@@ -83,4 +84,18 @@ impl Continued<'_> {
             Continued::Ids(ids) => engine.tokenizer().decode(ids, false),
         }
     }
+}
+
+/// The ids of a text whose author writes the whole prompt: special tokens in it are recognised. With `adds_bos` they
+/// begin with BOS, once, where the model uses one.
+///
+/// # Errors
+/// If the vocabulary has no way to write a character.
+pub(crate) fn text_ids(tokenizer: &Tokenizer, text: &str, adds_bos: bool) -> Result<Vec<u32>> {
+    let ids = tokenizer.encode(text, Specials::Parse);
+    let mut ids = ids.map_err(|error| ApiError::field("prompt", error.to_string()))?;
+    if let Some(bos) = tokenizer.bos().filter(|bos| adds_bos && ids.first() != Some(bos)) {
+        ids.insert(0, bos);
+    }
+    Ok(ids)
 }

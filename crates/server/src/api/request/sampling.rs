@@ -46,7 +46,8 @@ impl CompletionRequest {
         let default = Sampling::default();
         let top_k = self.top_k.unwrap_or(0);
         let temperature = self.temperature.unwrap_or(0.0);
-        let seed = match self.seed {
+        // -1 draws a seed, as in vLLM and llama.cpp.
+        let seed = match self.seed.filter(|seed| *seed != -1) {
             Some(seed) => seed as u64,
             None if temperature > 0.0 => random_seed().into(),
             None => 0,
@@ -172,6 +173,9 @@ mod tests {
             (r#"{"temperature": 0.5}"#, 7),
             (r#"{"temperature": 0.5, "seed": 3}"#, 3),
             (r#"{"temperature": 0.5, "seed": null}"#, 7),
+            (r#"{"temperature": 0.5, "seed": -1}"#, 7),
+            (r#"{"temperature": 0.5, "seed": -2}"#, u64::MAX - 1),
+            (r#"{"seed": -1}"#, 0),
             (r#"{"temperature": 0}"#, 0),
             (r#"{}"#, 0),
         ] {

@@ -108,7 +108,9 @@ impl ToolUse {
             return Ok(None);
         }
         let tools = tools.iter().map(ToolDefinition::as_json).collect();
-        Ok(Some(ToolUse { tools, names, must, parallel: parallel.unwrap_or(true) }))
+        // Clients that name a function read one call of it.
+        let parallel = parallel.unwrap_or(!matches!(must, Must::Tool(_)));
+        Ok(Some(ToolUse { tools, names, must, parallel }))
     }
 
     /// Bytes of what the tools add to the prompt.
@@ -238,7 +240,7 @@ mod tests {
         assert!(!tool_use(good.clone(), Value::Null).unwrap().unwrap().is_forced());
         let named = json!({ "type": "function", "function": { "name": "torque" } });
         let forced = tool_use(good, named).unwrap().unwrap();
-        assert!(forced.is_forced() && forced.parallel);
+        assert!(forced.is_forced() && !forced.parallel, "a function that is named is called once");
         let whole = json!({ "type": "function", "function": { "name": "torque", "parameters": { "type": "object", "properties": {} } } });
         assert_eq!(forced.tools, [whole]);
     }
