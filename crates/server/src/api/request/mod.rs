@@ -511,7 +511,7 @@ mod tests {
             (json!([]), "missing"),
             (json!(""), "empty"),
             (json!([[1], []]), "empty"),
-            (json!(vec!["a"; 9]), "18 answers are asked for, and a request may have 16"),
+            (json!(vec!["a"; 65]), "130 answers are asked for, and a request may have 128"),
         ] {
             let error = prompts(given).unwrap_err();
             assert!(error.contains(why), "{error}");
