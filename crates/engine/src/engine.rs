@@ -217,6 +217,11 @@ impl Engine {
         Engine { prefix_cache: Arc::new(PrefixCache::new(bytes)), ..self.clone() }
     }
 
+    /// An engine that shares everything with this one but the prefix cache: all that it measures is computed, and nothing of it is kept.
+    pub(crate) fn to_measure(&self) -> Engine {
+        self.with_prefix_cache(0)
+    }
+
     /// Has the prefix cache forget all prompts over documents of this engine's namespace, those that are under way included.
     pub fn forget_prefixes(&self) {
         self.prefix_cache.forget(&self.settings.namespace);
@@ -234,7 +239,8 @@ impl Engine {
 
     pub(crate) fn with_store(&self, store: Store) -> Engine {
         let device_chunks = self.device_chunks.of_store(&store, &**self.decoder.device());
-        Engine { store, device_chunks, ..self.clone() }
+        // Prompts are known by the keys of their chunks, which the other store may hold with other bytes.
+        Engine { store, device_chunks, ..self.to_measure() }
     }
 
     pub(crate) fn with_prefixes(
@@ -313,7 +319,7 @@ impl Engine {
     }
 
     /// Layers over which SamKV's scores were found to be stable for this model.
-    pub(crate) fn stable_layers(&self) -> Option<Span> {
+    pub fn stable_layers(&self) -> Option<Span> {
         self.stable_layers
     }
 

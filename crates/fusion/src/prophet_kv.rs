@@ -43,11 +43,11 @@ impl Options for ProphetKv {
 }
 
 impl ProphetKv {
-    /// Document tokens that are recomputed.
-    fn count(&self, layout: &PromptLayout) -> usize {
+    /// Document tokens that are recomputed after a probe of so many layers.
+    fn count(&self, layout: &PromptLayout, probed: usize) -> usize {
         match self.charge {
             0.0 => top_count(self.ratio, layout.reusable(), layout.reusable()),
-            charge => layout.count_for_charge(charge, 0, layout.layers),
+            charge => layout.count_for_charge(charge, 0, probed),
         }
     }
 }
@@ -60,10 +60,56 @@ impl FusionMethod for ProphetKv {
             return Ok(planned(PassPlan::new(layout.required_tokens())));
         }
         let layers = inputs.layers_of_choice(0..layout.layers, layout.question.start)?;
-        Ok(recompute_best(inputs, &layers, Softmax::Documents, self.count(layout)))
+        let probed = layers.last().map_or(layout.layers, |last| last + 1);
+        Ok(recompute_best(inputs, &layers, Softmax::Documents, self.count(layout, probed)))
     }
 
     fn max_rows(&self, layout: &PromptLayout) -> usize {
-        layout.required_tokens().len() + self.count(layout)
+        // The layers that can choose are known to the pass alone: the fewest leave the most tokens.
+        layout.required_tokens().len() + self.count(layout, 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use refrain_kv::{Rope, Ropes, Span};
+
+    use super::*;
+    use crate::{ChunkSpan, LayerView, ModelFacts};
+
+    /// The last two layers have a window shorter than the documents, so that the probe ends before them.
+    #[test]
+    fn a_charge_buys_what_the_probe_does_not_take() {
+        let layout = PromptLayout {
+            layers: 10,
+            system: Span::new(0, 2),
+            system_cached: true,
+            chunks: vec![ChunkSpan { span: Span::new(2, 102), ..ChunkSpan::default() }],
+            question: Span::new(102, 112),
+        };
+        let ropes = Ropes::shared(Rope::new(vec![1.0], 1.0), 10);
+        let windows = [vec![None; 8], vec![Some(4); 2]].concat();
+        let model = ModelFacts { heads: 1, kv_heads: 1, head_dim: 2, ropes, windows, stable_layers: None };
+        let statistics = vec![Vec::new()];
+        let inputs = PrefillInputs { layout, model, max_tokens: 1000, statistics, reordered: false };
+        let (prophet, inputs) = (ProphetKv { charge: 0.3, ..ProphetKv::default() }, Arc::new(inputs));
+        let mut pass = prophet.start(&inputs).unwrap();
+        assert_eq!(pass.plan().probe, Some(8));
+        let (tokens, scores) = (pass.plan().tokens.clone(), vec![0.5; 100]);
+        for layer in 0..8 {
+            let view = LayerView {
+                layer,
+                layout: &inputs.layout,
+                tokens: &tokens,
+                question_attention: &scores,
+                deviation: &[],
+                mean_query: &[],
+            };
+            pass.observe(&view).unwrap();
+        }
+        // 30 % of 100 tokens at 10 layers are 300 rows; the probe takes 8 · 10 of them, which leaves 22 at each layer.
+        let next = pass.next().unwrap().unwrap();
+        assert_eq!(next.plan().tokens.len(), 10 + 22);
+        assert!(next.plan().tokens.len() <= prophet.max_rows(&inputs.layout));
     }
 }

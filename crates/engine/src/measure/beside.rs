@@ -46,7 +46,7 @@ impl<'a> AnswerBeside<'a> {
         let forced = reference.forced(engine);
         let steps = request.sampling.max_tokens.max(forced.len());
         let FirstToken { sequence, logits, prefilled } =
-            Prefill::start(engine, prompt, request.clone(), capture, (steps, 0))?.run()?;
+            Prefill::start(&engine.to_measure(), prompt, request.clone(), capture, (steps, 0))?.run()?;
         let (own, branch) = (vec![sequence.next_token], None);
         let mut answer =
             AnswerBeside { sequence, prefilled, forced, found: logits, own, branch, at: 0, finish: None };

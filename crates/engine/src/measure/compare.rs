@@ -134,11 +134,12 @@ impl Engine {
         eviction: &Eviction,
         max_seq_len: usize,
     ) -> Result<(RequestStats, Prefilled)> {
+        let engine = self.to_measure();
         let started = Instant::now();
         let (method, of) = (method.clone(), eviction.clone());
         let capture = AttentionCapture::Nothing;
         let request = PrefillRequest { method, eviction: of, max_seq_len, capture };
-        let mut prefilled = PrefillJob::start(self, prompt, request)?.run()?;
+        let mut prefilled = PrefillJob::start(&engine, prompt, request)?.run()?;
         argmax(&prefilled.logits);
         let ttft = started.elapsed().as_secs_f64();
         prefilled.load.join();

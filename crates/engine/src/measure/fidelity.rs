@@ -106,7 +106,7 @@ impl Engine {
         let request = GenerateRequest::new(Arc::new(Vanilla), sampling);
         let capture = if maps { AttentionCapture::Maps } else { AttentionCapture::Nothing };
         let FirstToken { mut sequence, prefilled, .. } =
-            Prefill::start(self, prompt, request, capture, steps)?.run()?;
+            Prefill::start(&self.to_measure(), prompt, request, capture, steps)?.run()?;
         let (mut workspace, mut stepping, mut steps) = (DecodeWorkspace::default(), Duration::ZERO, 0);
         loop {
             if let Some(finish) = sequence.push_tokens(&mut |_| true) {

@@ -95,6 +95,6 @@ impl Engine {
         let (eviction, capture) = (Eviction::full().clone(), AttentionCapture::Nothing);
         let max_seq_len = self.max_seq_len(prompt, 1, &eviction)?;
         let request = PrefillRequest { method: method.clone(), eviction, max_seq_len, capture };
-        Ok(PrefillJob::start(self, prompt, request)?.run()?.stats.final_rows)
+        Ok(PrefillJob::start(&self.to_measure(), prompt, request)?.run()?.stats.final_rows)
     }
 }

@@ -118,10 +118,11 @@ impl Engine {
         let prompt = of_ids(ids);
         let eviction = Eviction::full().clone();
         let max_seq_len = self.max_seq_len(&prompt, tokens, &eviction)?;
+        let engine = self.to_measure();
         let started = Instant::now();
         let (method, capture) = (Arc::new(Vanilla), AttentionCapture::Nothing);
         let request = PrefillRequest { method, eviction, max_seq_len, capture };
-        let prefilled = PrefillJob::start(self, &prompt, request)?.run()?;
+        let prefilled = PrefillJob::start(&engine, &prompt, request)?.run()?;
         let token = argmax(&prefilled.logits);
         Ok((started.elapsed().as_secs_f64(), prefilled.cache, token))
     }

@@ -318,7 +318,6 @@ impl PrefillJob {
         let (engine, prompt) = (&self.engine, &self.prompt);
         let decoder = engine.decoder();
         let possible = engine.before_chunks() == prompt.system
-            && !prompt.system.is_empty()
             && engine.settings().store_dtype == KvQuantization::Exact
             && self.request.method.statistics().is_empty();
         let mean = |index| {

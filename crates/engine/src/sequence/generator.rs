@@ -193,7 +193,13 @@ impl Text {
             return Some(FinishReason::Stop);
         }
         let piece = self.detokenizer.push(engine.tokenizer(), token).unwrap_or_default();
-        let (shown, stopped) = if early { (piece, false) } else { self.filter.push(&piece) };
+        let (shown, stopped) = match early {
+            true => {
+                self.filter.pass(&piece);
+                (piece, false)
+            }
+            false => self.filter.push(&piece),
+        };
         self.stopped = stopped;
         self.shown.push_str(&shown);
         let go_on = stream(TokenEvent { text: &shown, ..event });

@@ -3,15 +3,15 @@
 //! Each oracle is shown to catch the fault it is there for where one is known: the bottom-right mask.
 
 use refrain_fusion::{
-    A3, CacheBlend, FullReuse, FusionMethod, InfoFlow, LayerView, LegoLink, Mask, Pass, PassPlan, Pie,
-    PrefillInputs, ProphetKv, RelaxKv, Vanilla,
+    A3, CacheBlend, FullReuse, FusionMethod, InfoFlow, LayerView, LegoLink, METHODS, Mask, Pass, PassPlan,
+    Pie, PrefillInputs, ProphetKv, RelaxKv, Vanilla,
 };
 use refrain_kernels::{Distance, Dtype, Slice};
 use refrain_kv::{Span, stats};
 
 use std::sync::Arc;
 
-use super::{engine, everywhere, exact, max_difference, prefill, random_prompt, shared, tiny};
+use super::{engine, everywhere, exact, max_difference, prefill, random_prompt, shared, tiny, without_bos};
 use crate::prefill::Prefilled;
 use crate::{Engine, Prompt, Result};
 
@@ -141,6 +141,27 @@ fn oracle_3_one_chunk_after_bos_alone_is_exact_and_after_more_is_not() {
         let expected = run(engine, &longer, &Vanilla).logits;
         assert!(max_difference(&run(engine, &longer, &Pie).logits, &expected) > 1e-2);
     });
+}
+
+/// Without BOS and system part the first chunk stands where it was prefilled, so that nothing of it is corrected.
+#[test]
+fn oracle_3_the_first_chunk_behind_nothing_is_exact() {
+    let engine = without_bos("llama", exact(Dtype::F32));
+    let prompt = random_prompt(&engine, 0, &[90, 40], 7, 2);
+    let first = prompt.chunk_spans()[0];
+    let vanilla = run(&engine, &prompt, &Vanilla);
+    for method in ["pie", "drift:charge=0.1", "scout:charge=0.1"] {
+        let method = METHODS.parse(method).unwrap();
+        let got = run(&engine, &prompt, &method);
+        for layer in 0..engine.decoder().config().num_layers() {
+            let [vanilla, got] = [&vanilla, &got].map(|of| kv(of, layer, 0..first.end));
+            let error = max_difference(&vanilla, &got);
+            assert!(error <= 1e-4, "{method:?}, layer {layer}: {error}");
+        }
+        let tokens = prompt.len() - prompt.question.len();
+        let chosen = got.stats.final_rows.iter().filter(|row| **row < tokens as u32);
+        assert!(chosen.clone().all(|row| *row >= first.end), "{method:?} computes exact tokens");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use refrain_fusion::METHODS;
 
 use super::*;
 use crate::generate::{FirstToken, Prefill};
-use crate::{Answer, GenerateRequest, Sampling};
+use crate::{Answer, GenerateRequest, Oracle, Sampling};
 
 /// Most bytes of the prefix cache.
 const BOUND: usize = 64 << 20;
@@ -276,4 +276,28 @@ fn documents_behind_a_taken_over_beginning_are_charged() {
         Prompt { chunks: vec![PromptChunk { tokens: vec![9; 70], ..prompt.chunks[0].clone() }], ..other };
     let found = stats(&fresh);
     assert_eq!((found.prefix_tokens, found.charged_ratio, found.full_layers), (16, 1.0, layers));
+}
+
+/// What is measured is computed, and leaves nothing that would spare another the computing.
+#[test]
+fn comparisons_take_nothing_from_the_prefix_cache_and_leave_nothing_there() {
+    let engine = engine(&tiny("llama"), exact(Dtype::F16)).with_prefix_cache(BOUND);
+    let prompt = random_prompt(&engine, 20, &[70, 50, 90], 33, 5);
+    for method in ["vanilla", "pie"] {
+        answer(&engine, &prompt, &request(method));
+    }
+    let kept = engine.prefix_cache_bytes();
+    assert!(kept > 0);
+    let methods = ["vanilla", "pie"].map(|name| (name.to_owned(), METHODS.parse(name).unwrap()));
+    for _ in 0..2 {
+        let rows = engine.compare(&prompt, &methods, Eviction::full(), 4).unwrap();
+        let vanilla = &rows[0].stats;
+        assert_eq!((vanilla.prefix_tokens, vanilla.charged_ratio), (0, 1.0));
+        assert_eq!(rows[1].stats.prefix_tokens, 0);
+    }
+    for oracle in [Oracle::Chosen, Oracle::Keys] {
+        let (mixed, _) = engine.oracle(&prompt, &methods[1].1, oracle).unwrap();
+        assert_eq!(mixed.prefix_cache_bytes(), 0, "its chunks are others under the same keys");
+    }
+    assert_eq!(engine.prefix_cache_bytes(), kept);
 }
