@@ -54,7 +54,7 @@ impl Fetch<'_> {
             download().map_err(|error| self.explain(error))
         };
         match &self.0.file {
-            Some(file) => fetch(file)?,
+            Some(_) => self.0.files().iter().try_for_each(|file| fetch(file))?,
             None => {
                 let info = repo.info().map_err(|error| self.explain(error.into()))?;
                 let files: Vec<String> = info.siblings.into_iter().map(|sibling| sibling.rfilename).collect();
@@ -109,7 +109,7 @@ fn is_beside_weights(file: &str) -> bool {
     let is_named = matches!(file, "generation_config.json" | "special_tokens_map.json")
         || file.starts_with("tokenizer")
         || file.starts_with("chat_template");
-    is_named && !file.contains('/')
+    is_named && !file.contains('/') || file == "additional_chat_templates/tool_use.jinja"
 }
 
 /// The files that an index of weights names.

@@ -35,7 +35,7 @@ const EXACT_ANGLES: u32 = 100_000;
 
 impl Rope {
     /// `frequencies` are radians a position, one for each of the `rotary_dim/2` pairs; cosines and sines are
-    /// multiplied by `scale` (1 but for LongRoPE).
+    /// multiplied by `scale` (1 but for LongRoPE and YaRN).
     pub fn new(frequencies: Vec<f32>, scale: f32) -> Rope {
         Rope { frequencies, scale }
     }

@@ -47,6 +47,18 @@ pub struct ChatTemplate {
     late: LateThreads,
     /// What it writes of an earlier answer with thoughts, once that was asked for.
     thoughts: OnceLock<Thoughts>,
+    /// The template of conversations with tools, where it is another.
+    tool_use: Option<Box<ChatTemplate>>,
+}
+
+/// The name of the template of conversations with tools.
+const TOOL_USE: &str = "tool_use";
+
+/// The sources of a model's templates.
+#[derive(Debug, PartialEq, Eq)]
+struct Sources {
+    default: String,
+    tool_use: Option<String>,
 }
 
 /// A chat template in a file: one, or several by name.
@@ -71,18 +83,21 @@ struct TemplateFile {
 
 impl ChatTemplate {
     /// The template of an opened model: `tokenizer.chat_template` of a GGUF file; of a folder `chat_template.jinja`,
-    /// `chat_template.json` or the entry in `tokenizer_config.json`. `None` if the model has none.
+    /// `chat_template.json` or the entry in `tokenizer_config.json`. `None` if the model has none. A model that has another one
+    /// named `tool_use` beside it gets that one for conversations with tools.
     ///
     /// # Errors
     /// [`ModelError::ChatTemplate`] if it is no valid template, and the errors of reading the files.
     pub fn open(files: &ModelFiles) -> Result<Option<Self>> {
-        let source = match files.gguf() {
-            Some(gguf) => gguf_source(gguf)?,
-            None => folder_source(files.path())?,
+        let sources = match files.gguf() {
+            Some(gguf) => gguf_sources(gguf)?,
+            None => folder_sources(files.path())?,
         };
-        let Some(source) = source else { return Ok(None) };
+        let Some(Sources { default, tool_use }) = sources else { return Ok(None) };
         let BosEos { bos, eos } = bos_eos(files)?;
-        Self::new(&source, bos.as_deref(), eos.as_deref()).map(Some)
+        let new = |source: &str| Self::new(source, bos.as_deref(), eos.as_deref());
+        let tool_use = tool_use.as_deref().map(new).transpose()?.map(Box::new);
+        Ok(Some(Self { tool_use, ..new(&default)? }))
     }
 
     /// A template from its source, and the text of the BOS and EOS tokens that it may write.
@@ -102,13 +117,18 @@ impl ChatTemplate {
         let (environment, marking) =
             bounds::on_large_stack(&late, move || Ok((environment(false)?, environment(true)?)))?;
         let bos_eos = BosEos { bos: bos.map(str::to_owned), eos: eos.map(str::to_owned) };
-        Ok(Self { source, environment, marking, bos_eos, late, thoughts: OnceLock::new() })
+        Ok(Self { source, environment, marking, bos_eos, late, thoughts: OnceLock::new(), tool_use: None })
     }
 
     /// The template's source.
     #[must_use]
     pub fn source(&self) -> &str {
         &self.source
+    }
+
+    /// The template of conversations with tools.
+    pub(crate) fn with_tools(&self) -> &ChatTemplate {
+        self.tool_use.as_deref().unwrap_or(self)
     }
 
     /// The whole conversation as one text, as the model's authors would write it. Nothing in it tells the template's
@@ -122,6 +142,11 @@ impl ChatTemplate {
         tools: &[Json],
         add_generation_prompt: bool,
     ) -> Result<String> {
+        if !tools.is_empty()
+            && let Some(tool_use) = &self.tool_use
+        {
+            return tool_use.render(messages, tools, add_generation_prompt);
+        }
         let turn = |message| Turn::new(message, TurnText::Said(message.content.clone()));
         let turns: Vec<Turn<'_>> = messages.iter().map(turn).collect();
         self.write(&self.environment, &mut Texts::plain(), (&turns, tools), true, add_generation_prompt)
@@ -167,16 +192,16 @@ fn describe(error: &minijinja::Error) -> String {
     text
 }
 
-fn gguf_source(gguf: &Gguf) -> Result<Option<String>> {
-    Ok(gguf.opt_str("tokenizer.chat_template")?.map(str::to_owned))
+fn gguf_sources(gguf: &Gguf) -> Result<Option<Sources>> {
+    let source = |key: &str| Ok(gguf.opt_str(key)?.map(str::to_owned));
+    let Some(default) = source("tokenizer.chat_template")? else { return Ok(None) };
+    Ok(Some(Sources { default, tool_use: source(&format!("tokenizer.chat_template.{TOOL_USE}"))? }))
 }
 
-fn folder_source(folder: &Path) -> Result<Option<String>> {
-    let path = folder.join("chat_template.jinja");
-    if path.is_file() {
-        let io = |source| ModelError::Io { path: path.clone(), source };
-        bounds::check_size(std::fs::metadata(&path).map_err(io)?.len())?;
-        return std::fs::read_to_string(&path).map_err(io).map(Some);
+fn folder_sources(folder: &Path) -> Result<Option<Sources>> {
+    if let Some(default) = jinja(&folder.join("chat_template.jinja"))? {
+        let tool_use = jinja(&folder.join("additional_chat_templates").join(format!("{TOOL_USE}.jinja")))?;
+        return Ok(Some(Sources { default, tool_use }));
     }
     for name in ["chat_template.json", "tokenizer_config.json"] {
         let path = folder.join(name);
@@ -189,17 +214,29 @@ fn folder_source(folder: &Path) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// The template for conversations, of those that a file has.
-fn chosen(source: Source, path: &Path) -> Result<String> {
-    match source {
-        Source::One(source) => Ok(source),
-        Source::Named(named) => {
-            let default = named.into_iter().find(|source| source.name == "default");
-            default.map(|source| source.template).ok_or_else(|| {
-                template_error(format!("in {} has no variant named 'default'", path.display()))
-            })
-        }
+/// The template in a file of its own, if there is one.
+fn jinja(path: &Path) -> Result<Option<String>> {
+    if !path.is_file() {
+        return Ok(None);
     }
+    let io = |source| ModelError::Io { path: path.to_owned(), source };
+    bounds::check_size(std::fs::metadata(path).map_err(io)?.len())?;
+    std::fs::read_to_string(path).map_err(io).map(Some)
+}
+
+/// The templates for conversations, of those that a file has.
+fn chosen(source: Source, path: &Path) -> Result<Sources> {
+    let mut named = match source {
+        Source::One(default) => return Ok(Sources { default, tool_use: None }),
+        Source::Named(named) => named,
+    };
+    let mut take = |name: &str| {
+        let at = named.iter().position(|source| source.name == name)?;
+        Some(named.swap_remove(at).template)
+    };
+    let default = take("default")
+        .ok_or_else(|| template_error(format!("in {} has no variant named 'default'", path.display())))?;
+    Ok(Sources { default, tool_use: take(TOOL_USE) })
 }
 
 #[cfg(test)]

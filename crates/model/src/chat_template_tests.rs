@@ -416,9 +416,9 @@ fn templates_are_found_in_files() {
     assert!(error(gguf(&tiny_gguf("llama").str("tokenizer.chat_template", "{% x"))).contains("is not valid"));
 
     let folder = TestFolder::new();
-    assert_eq!(folder_source(folder.path()).unwrap(), None);
+    assert_eq!(folder_sources(folder.path()).unwrap(), None);
     folder.write("tokenizer_config.json", r#"{"chat_template": null, "bos_token": "x"}"#);
-    assert_eq!(folder_source(folder.path()).unwrap(), None);
+    assert_eq!(folder_sources(folder.path()).unwrap(), None);
     for (name, content, expected) in [
         ("tokenizer_config.json", r#"{"chat_template": "one"}"#, "one"),
         (
@@ -430,13 +430,76 @@ fn templates_are_found_in_files() {
         ("chat_template.jinja", "four\n", "four\n"),
     ] {
         folder.write(name, content);
-        assert_eq!(folder_source(folder.path()).unwrap().as_deref(), Some(expected));
+        let sources = folder_sources(folder.path()).unwrap().unwrap();
+        assert_eq!((sources.default.as_str(), sources.tool_use), (expected, None));
     }
     let folder = TestFolder::new();
     folder.write("tokenizer_config.json", r#"{"chat_template": [{"name": "rag", "template": "r"}]}"#);
-    assert!(error(folder_source(folder.path())).contains("no variant named 'default'"));
+    assert!(error(folder_sources(folder.path())).contains("no variant named 'default'"));
     folder.write("tokenizer_config.json", r#"{"chat_template": 3}"#);
-    assert!(error(folder_source(folder.path())).contains("not the JSON that is expected"));
+    assert!(error(folder_sources(folder.path())).contains("not the JSON that is expected"));
     folder.write("chat_template.jinja", vec![b'x'; (64 << 10) + 1]);
-    assert!(error(folder_source(folder.path())).contains("65537 bytes"));
+    assert!(error(folder_sources(folder.path())).contains("65537 bytes"));
+}
+
+/// A model with a template for conversations with tools of its own, as Hermes 2 Pro.
+#[test]
+fn a_template_for_tools_is_taken_where_there_are_tools() {
+    let said = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}";
+    let with_tools = "{% for t in tools %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% for c in m.tool_calls %}{{ '<tool_call>' + (c.function | tojson) + '</tool_call>' }}{% endfor %}{% endfor %}";
+    let tool = serde_json::json!({"type": "function", "function": {"name": "look"}});
+    let check = |template: ChatTemplate| {
+        assert_eq!(template.render(&[say("user", "Q")], &[], true).unwrap(), "<|user|>Q");
+        let tools = std::slice::from_ref(&tool);
+        assert!(template.render(&[say("user", "Q")], tools, true).unwrap().starts_with("{\"type\""));
+        let plain = layout(None, "", "Q", &[]);
+        let parts = template.split(&Layout { tools: tools.to_vec(), ..plain.clone() }).unwrap();
+        assert!(text(&parts.system).contains("look") && template.supports_tools());
+        assert_eq!(text(&template.split(&plain).unwrap().system), "<|user|>");
+        assert_eq!(crate::ToolCallFormat::of_template(&template), Some(crate::ToolCallFormat::Hermes));
+    };
+    let builder = tiny_gguf("llama").str("tokenizer.chat_template", said);
+    let gguf = builder.str("tokenizer.chat_template.tool_use", with_tools).build();
+    let files = ModelFiles::from_gguf(Gguf::from_bytes("test.gguf", gguf).unwrap()).unwrap();
+    check(ChatTemplate::open(&files).unwrap().unwrap());
+
+    let folder = TestFolder::new();
+    folder.write("config.json", r#"{"model_type": "llama", "hidden_size": 2, "intermediate_size": 2, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 4, "max_position_embeddings": 16}"#);
+    folder.write_safetensors("model.safetensors", &[("model.embed_tokens.weight", &[4, 2])]);
+    let open = || ChatTemplate::open(&ModelFiles::open(folder.path()).unwrap()).unwrap().unwrap();
+    let named = [("tool_use", with_tools), ("default", said)]
+        .map(|(name, template)| serde_json::json!({"name": name, "template": template}));
+    folder.write("tokenizer_config.json", serde_json::json!({"chat_template": named}).to_string());
+    check(open());
+    folder.write("chat_template.jinja", said);
+    assert!(!open().supports_tools());
+    std::fs::create_dir(folder.path().join("additional_chat_templates")).unwrap();
+    folder.write("additional_chat_templates/tool_use.jinja", with_tools);
+    check(open());
+}
+
+/// Without documents the space that a template writes before a question goes with the question's first word, as in one text.
+#[test]
+fn a_space_before_a_question_is_tokenised_with_it() {
+    let golden = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny");
+    let source = "{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}{% else %}{{ ' ' + m['content'] + ' ' }}{% endif %}{% endfor %}";
+    let history = [say("user", "the first"), say("assistant", "an answer")];
+    for name in ["llama", "phi3"] {
+        let tokenizer = Tokenizer::from_folder(&golden.join(name)).unwrap();
+        for history in [&history[..0], &history] {
+            let around = layout(None, "", "the question", history);
+            let parts = template(source).split(&around).unwrap();
+            let mut ids = tokenizer.encode_pieces(&parts.system).unwrap();
+            ids.extend(tokenizer.encode_pieces(&parts.question).unwrap());
+            let whole = [history, &[say("user", "the question")]].concat();
+            let whole = template(source).render(&whole, &[], true).unwrap();
+            assert_eq!(text(&[parts.system, parts.question].concat()), whole);
+            assert_eq!(ids, tokenizer.encode(&whole, Specials::Parse).unwrap(), "{name}: {whole}");
+        }
+    }
+    // A space of the user's own is the user's, and a line break is none of a word.
+    let parts = template(MISTRAL).split(&layout(None, "", " x", &[])).unwrap();
+    assert_eq!((parts.system, &parts.question[0]), (vec![literal("<s>[INST] ")], &user(" x")));
+    let parts = template(PHI3).split(&layout(None, "", "x", &[])).unwrap();
+    assert_eq!((parts.system, &parts.question[0]), (vec![literal("<|user|>\n")], &user("x")));
 }

@@ -8,11 +8,13 @@ mod family;
 mod gguf;
 mod hf;
 mod layer;
+mod yarn;
 
 use serde::Serialize;
 
 pub(crate) use checks::MAX_VOCABULARY;
 pub use family::Family;
+pub(crate) use gguf::END_TOKENS;
 pub use layer::{BranchNorms, ExpertSpec, LayerSpec, QkNorm};
 
 /// A model's resolved configuration. All counts are checked: none is zero, `heads` is a multiple of
@@ -103,6 +105,13 @@ pub enum RopeScaling {
         /// Context of the pretraining, in tokens.
         original_context: usize,
         /// Multiplies cosine and sine, for both lengths.
+        attention_factor: f64,
+    },
+    /// YaRN: frequency i is divided by `divisors[i]` and cosine and sine are multiplied by `attention_factor`, at every length.
+    Yarn {
+        /// `rotary_dim / 2` divisors.
+        divisors: Vec<f64>,
+        /// Multiplies cosine and sine.
         attention_factor: f64,
     },
     /// GGUF's `rope_freqs.weight`: frequency i is divided by value i of `rotary_dim / 2`.

@@ -211,6 +211,43 @@ fn longrope_of_both_styles() {
     assert_eq!(longrope_attention_factor(0.125, 4096), 1.0);
 }
 
+/// The numbers are those of transformers' formula, computed apart.
+#[test]
+fn yarn_of_both_kinds_of_files() {
+    let check = |config: Config, expected: &[f64], factor: f64| {
+        let RopeScaling::Yarn { divisors, attention_factor } = &config.ropes[0].scaling else {
+            panic!("{:?}", config.ropes)
+        };
+        assert_eq!(divisors.len(), expected.len());
+        assert!(divisors.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-12), "{divisors:?}");
+        assert!((attention_factor - factor).abs() < 1e-12, "{attention_factor}");
+    };
+    let plain = [1.0, 1.0, 1.0, 1.230_769_230_769_230_8, 1.6, 2.285_714_285_714_285_6, 4.0, 4.0];
+    let rope = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096});
+    let with = |changes: Value| {
+        let mut rope = rope.clone();
+        rope.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        hf(json!({"model_type": "qwen2", "max_position_embeddings": 16384, "rope_scaling": rope})).unwrap()
+    };
+    let attention = 1.138_629_436_111_989;
+    check(with(json!({})), &plain, attention);
+    check(with(json!({"factor": null, "beta_fast": 32, "beta_slow": 1})), &plain, attention);
+    check(with(json!({"attention_factor": 1.25})), &plain, 1.25);
+    let exact = [1.0, 1.0, 1.0, 1.0, 1.478_935_695_937_456_4, 3.832_579_023_316_618, 4.0, 4.0];
+    let changes =
+        json!({"beta_fast": 16, "beta_slow": 2, "truncate": false, "mscale": 0.7, "mscale_all_dim": 1.2});
+    check(with(changes), &exact, 0.940_571_525_101_084_1);
+    check(with(json!({"mscale": 0.7, "mscale_all_dim": 0})), &plain, attention);
+
+    let file =
+        tiny_gguf("qwen2").str("qwen2.rope.scaling.type", "yarn").f32("qwen2.rope.scaling.factor", 4.0);
+    let file = file.u32("qwen2.rope.scaling.original_context_length", 128);
+    check(gguf(&file).unwrap(), &[1.0, 1.6, 4.0, 4.0], attention);
+    let file =
+        file.f32("qwen2.rope.scaling.yarn_beta_fast", 2.0).f32("qwen2.rope.scaling.yarn_ext_factor", 1.0);
+    check(gguf(&file).unwrap(), &[1.0, 1.0, 4.0, 4.0], attention);
+}
+
 #[test]
 fn sliding_windows() {
     let window = |changes: Value| {
@@ -272,7 +309,11 @@ fn bad_hugging_face_configurations_are_errors() {
         (json!({"bos_token_id": 256}), "BOS token 256"),
         (json!({"hidden_act": "gelu"}), "hidden_act 'gelu'"),
         (json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}}), "'dynamic' is not supported"),
-        (json!({"rope_scaling": {"type": "yarn", "factor": 2.0}}), "'yarn' is not supported"),
+        (json!({"rope_scaling": {"type": "yarn", "factor": 0.0}}), "the rope factor is 0"),
+        (
+            json!({"rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 0}}),
+            "original context is 0",
+        ),
         (json!({"rope_scaling": {"type": "linear"}}), "'linear' has no factor"),
         (json!({"rope_scaling": {"type": "linear", "factor": 0.0}}), "the rope factor is 0"),
         (json!({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}), "differ by layer"),
@@ -295,9 +336,10 @@ fn a_plain_gguf() {
     assert_eq!((config.intermediate, config.vocab, config.context, config.rms_eps), (64, 6, 128, 1e-5));
     assert_eq!(config.ropes, [RopeSpec { theta: 10_000.0, rotary_dim: 8, scaling: RopeScaling::None }]);
     assert!(config.tied_embeddings && !config.attention_bias && config.layers[1].window.is_none());
-    // 5 is named; 2, <|im_end|>, is a control token; 4, <|end|>, is ordinary text here.
-    assert_eq!((config.bos, config.eos.as_slice()), (Some(0), &[2, 5][..]));
+    // 5 is named; 2, <|im_end|>, is a control token; 4, <|end|>, ends answers though the file has it as ordinary text.
+    assert_eq!((config.bos, config.eos.as_slice()), (Some(0), &[2, 4, 5][..]));
 
+    assert_eq!(gguf(&tiny_gguf("mistral3")).unwrap().family, Family::Mistral);
     let more = tiny_gguf("qwen2").counting("output.weight", &[6, 32]).counting("blk.0.attn_q.bias", &[32]);
     let config = gguf(&more.u32("qwen2.attention.sliding_window", 16)).unwrap();
     assert!(config.family == Family::Qwen2 && !config.tied_embeddings && config.attention_bias);
@@ -338,17 +380,34 @@ fn rope_scaling_of_gguf_files() {
 #[test]
 fn bad_gguf_configurations_are_errors() {
     let unknown = gguf(&GgufBuilder::new().str("general.architecture", "rwkv")).unwrap_err().to_string();
-    let families = "llama, mistral, qwen2, qwen3, qwen3moe, phi3, gemma3, smollm3, olmo2";
+    let families = "llama, mistral, mistral3, qwen2, qwen3, qwen3moe, phi3, gemma3, smollm3, olmo2";
     assert!(unknown.contains("'rwkv'") && unknown.ends_with(families), "{unknown}");
     let missing = gguf(&GgufBuilder::new().str("general.architecture", "llama")).unwrap_err().to_string();
     assert!(missing.contains("'llama.embedding_length' is missing"), "{missing}");
     let tiny = || tiny_gguf("llama");
+    let yarn = || {
+        let of_kind = tiny().str("llama.rope.scaling.type", "yarn").f32("llama.rope.scaling.factor", 4.0);
+        of_kind.u32("llama.rope.scaling.original_context_length", 128)
+    };
     for (builder, part) in [
         (tiny().u32("llama.attention.key_length", 0), "the head dimension is 0"),
         (tiny().u32("llama.attention.value_length", 4), "keys of 8 and values of 4"),
         (tiny().u32("llama.rope.dimension_count", 7), "the rotary dimension is 7"),
         (tiny().u32("llama.rope.dimension_count", 10), "the rotary dimension is 10"),
-        (tiny().str("llama.rope.scaling.type", "yarn"), "'yarn'"),
+        (tiny().str("llama.rope.scaling.type", "dynamic"), "'dynamic' is not supported; supported are none"),
+        (tiny().str("llama.rope.scaling.type", "yarn"), "'yarn' has no factor"),
+        (yarn().counting("rope_freqs.weight", &[4]), "'yarn' with the file's factor tensors"),
+        (yarn().f32("llama.rope.scaling.yarn_attn_factor", 1.2), "yarn_attn_factor' is 1.2, and only 1 is"),
+        (yarn().f32("llama.rope.scaling.yarn_log_multiplier", 0.1), "yarn_log_multiplier' is 0.1"),
+        (
+            tiny_gguf("mistral3").f32("mistral3.attention.temperature_scale", 0.1),
+            "'mistral3.attention.temperature_scale' scales queries",
+        ),
+        (tiny_gguf("olmo2").u32("olmo2.attention.sliding_window", 16), "(OLMo 3), which is not supported"),
+        (
+            tiny_gguf("qwen3moe").u32("qwen3moe.expert_count", 2).u32("qwen3moe.expert_used_count", 1),
+            "expert_feed_forward_length' is missing",
+        ),
         (tiny().counting("rope_freqs.weight", &[3]), "3 rope factors, expected 4"),
         (tiny().counting("rope_freqs.weight", &[4]), "a rope factor is 0"),
         (tiny().counting("rope_freqs.weight", &[2, 2]), "not one dimension"),
@@ -376,6 +435,7 @@ fn canonical_bytes_tell_configurations_apart() {
             original_context: 8,
             attention_factor: 1.0,
         },
+        RopeScaling::Yarn { divisors: vec![1.0, 2.0], attention_factor: 1.0 },
         RopeScaling::Factors(vec![1.0, 2.0]),
     ] {
         other.ropes[0].scaling = scaling;

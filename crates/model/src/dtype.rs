@@ -156,6 +156,7 @@ pub(crate) fn ggml_type_name(id: u32) -> String {
         29 => "IQ1_M",
         34 => "TQ1_0",
         35 => "TQ2_0",
+        40 => "NVFP4",
         _ => return format!("number {id}"),
     };
     format!("{name} (number {id})")

@@ -43,6 +43,24 @@ pub enum ModelError {
         message: String,
     },
 
+    /// A sound GGUF file of a version or byte order that is not read.
+    #[error("{}: {message}", path.display())]
+    GgufForm {
+        /// The file.
+        path: PathBuf,
+        /// What is not read, and what to do.
+        message: String,
+    },
+
+    /// A GGUF file that is a part of a model in several files, and does not lead to the others or fit them.
+    #[error("{}: {message}", path.display())]
+    GgufPart {
+        /// The file.
+        path: PathBuf,
+        /// Which part it is, what is wrong, and what to do.
+        message: String,
+    },
+
     /// A GGUF metadata key that the model needs and the file lacks.
     #[error(
         "{}: the metadata key '{key}' is missing; convert the model with a current converter",
@@ -127,7 +145,8 @@ pub enum ModelError {
 
     /// A tensor in a number format that cannot be read.
     #[error(
-        "{}: the tensor '{tensor}' has the type {found}, which is not supported; supported are {supported}",
+        "{}: the tensor '{tensor}' has the type {found}, which is not supported; supported are {supported}: take a file of the \
+         model in one of these",
         path.display()
     )]
     TensorType {

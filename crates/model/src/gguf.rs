@@ -32,15 +32,15 @@ impl Gguf {
     /// `gguf-split` has cut brings the other parts along, which lie beside it.
     ///
     /// # Errors
-    /// [`ModelError::Io`] if a file cannot be mapped, [`ModelError::Gguf`] if one is malformed or truncated, or is no part of the
-    /// model; if `path` is a part that is not the first.
+    /// [`ModelError::Io`] if a file cannot be mapped, and those of [`Gguf::from_bytes`]; [`ModelError::GgufPart`] if `path` is a part that is not
+    /// the first, or another part is not of the model.
     pub fn open(path: &Path) -> Result<Self> {
         let mut gguf = Self::parse(path.to_owned(), FileBytes::map(path)?)?;
         let Some(count) = gguf.opt_u32("split.count")?.filter(|count| *count > 1) else { return Ok(gguf) };
         let own = gguf.opt_u32("split.no")?.unwrap_or(0);
         if own != 0 {
             let first = part_name(path, own, 0, count).unwrap_or_else(|| first_name(count));
-            return Err(gguf.wrong(format!(
+            return Err(gguf.part_error(format!(
                 "the file is part {} of {count}; open the first, {first}",
                 own.saturating_add(1)
             )));
@@ -48,8 +48,9 @@ impl Gguf {
         for part in 1..count {
             let Some(name) = part_name(path, 0, part, count) else {
                 let expected = first_name(count);
-                return Err(gguf.wrong(format!(
-                    "the file is part 1 of {count}, whose other parts cannot be found: its name does not end in {expected}"
+                return Err(gguf.part_error(format!(
+                    "the file is part 1 of {count}, whose other parts cannot be found: its name does not end in {expected}; give all \
+                     parts the names that they were published with"
                 )));
             };
             let other = path.with_file_name(name);
@@ -68,14 +69,18 @@ impl Gguf {
                 }
                 _ => "does not say that it is a part".into(),
             };
-            return Err(other.wrong(format!("the file should be part {} of {count}, but {found}", part + 1)));
+            return Err(other.part_error(format!(
+                "the file should be part {} of {count}, but {found}; put that part in its place",
+                part + 1
+            )));
         }
         let Gguf { path, files, tensors, .. } = other;
         for (name, info) in tensors {
             let info = TensorInfo { file: self.files.len(), ..info };
             if self.tensors.contains_key(&name) {
-                let message = format!("the tensor '{name}' is in two parts of the model");
-                return Err(ModelError::Gguf { path, offset: 0, message });
+                let message =
+                    format!("the tensor '{name}' is in two parts of the model; fetch all parts again");
+                return Err(ModelError::GgufPart { path, message });
             }
             self.tensors.insert(name, info);
         }
@@ -83,19 +88,21 @@ impl Gguf {
         Ok(())
     }
 
-    fn wrong(&self, message: String) -> ModelError {
-        ModelError::Gguf { path: self.path.clone(), offset: 0, message }
+    fn part_error(&self, message: String) -> ModelError {
+        ModelError::GgufPart { path: self.path.clone(), message }
     }
 
     /// Reads a file that is already in memory; `path` is only named in errors.
     ///
     /// # Errors
-    /// [`ModelError::Gguf`] if the bytes are malformed or truncated.
+    /// [`ModelError::NoModel`] if the bytes are no GGUF file, [`ModelError::GgufForm`] if they are one of another version or byte
+    /// order, [`ModelError::Gguf`] if they are malformed or truncated.
     pub fn from_bytes(path: impl Into<PathBuf>, bytes: Vec<u8>) -> Result<Self> {
         Self::parse(path.into(), FileBytes::Owned(bytes))
     }
 
     fn parse(path: PathBuf, bytes: FileBytes) -> Result<Self> {
+        check_form(&path, &bytes)?;
         match reader::read(&bytes) {
             Ok((metadata, tensors)) => Ok(Self { path, files: vec![bytes], metadata, tensors }),
             Err(reader::Malformed { offset, message }) => Err(ModelError::Gguf { path, offset, message }),
@@ -275,6 +282,27 @@ impl Gguf {
     fn required<T>(&self, key: &str, value: Option<T>) -> Result<T> {
         value.ok_or_else(|| ModelError::KeyMissing { path: self.path.clone(), key: key.to_owned() })
     }
+}
+
+/// Refuses what does not begin as GGUF files of versions 2 and 3 do. Fewer bytes than that are left to the reader.
+fn check_form(path: &Path, bytes: &[u8]) -> Result<()> {
+    let Some((magic, rest)) = bytes.split_first_chunk::<4>() else { return Ok(()) };
+    if magic != b"GGUF" {
+        let message = "the file does not begin with 'GGUF'; a model is a GGUF file, or the folder that holds config.json \
+                       and safetensors; fetch a damaged GGUF file again";
+        return Err(ModelError::NoModel { path: path.to_owned(), message: message.to_owned() });
+    }
+    let Some(version) = rest.first_chunk().map(|bytes| u32::from_le_bytes(*bytes)) else { return Ok(()) };
+    let message = match (version, version.swap_bytes()) {
+        (2..=3, _) => return Ok(()),
+        (_, 2..=3) => {
+            "big-endian GGUF files are not supported; convert the file with llama.cpp's gguf_convert_endian.py".into()
+        }
+        _ => format!(
+            "GGUF version {version} is not supported; supported are 2 and 3: convert the model with a current converter"
+        ),
+    };
+    Err(ModelError::GgufForm { path: path.to_owned(), message })
 }
 
 /// The end of the name of the first of `count` parts.

@@ -84,7 +84,10 @@ fn a_type_that_cannot_be_read_is_an_error_when_used() {
     let gguf = parse(GgufBuilder::new().tensor("odd", &[2, 256], 18, &[0; 100]).build()).unwrap();
     let message = gguf.tensor("odd").unwrap_err().to_string();
     assert!(
-        message.contains("'odd'") && message.contains("IQ3_XXS") && message.contains("Q4_K"),
+        message.contains("'odd'")
+            && message.contains("IQ3_XXS")
+            && message.contains("Q4_K")
+            && message.ends_with("in one of these"),
         "{message}"
     );
 }
@@ -156,6 +159,24 @@ fn forged_directories_are_errors() {
     assert!(error(&new().entry("t", &[1], 0, u64::MAX - 31)).contains("impossible offset"));
     assert!(error(&new().entry("t", &[1], 0, 1 << 30)).contains("but the file has"));
     assert!(error(&new().entry("t", &[1], 18, 1 << 30)).contains("but the file has"));
+}
+
+/// Advice to fetch a file again is given where that can help.
+#[test]
+fn files_that_are_whole_are_not_to_be_fetched_again() {
+    let good = GgufBuilder::new().u32("k", 1).build();
+    let of_version = |version: [u8; 4]| parse([&good[..4], &version, &good[8..]].concat()).unwrap_err();
+    for (error, advice) in [
+        (of_version([1, 0, 0, 0]), "convert the model with a current converter"),
+        (of_version([0, 0, 0, 3]), "gguf_convert_endian.py"),
+        (parse(b"PK\x03\x04 weights of torch".to_vec()).unwrap_err(), "the folder that holds config.json"),
+    ] {
+        let message = error.to_string();
+        assert!(message.contains(advice) && message.starts_with("test.gguf"), "{message}");
+        assert!(!message.contains("truncated") && !message.contains("fetch the file"), "{message}");
+    }
+    let cut = parse(good[..good.len() - 40].to_vec()).unwrap_err().to_string();
+    assert!(cut.contains("truncated") && cut.ends_with("fetch the file again"), "{cut}");
 }
 
 /// Everything that a loader does with a file whose bytes are not trusted.
@@ -292,7 +313,8 @@ fn a_model_in_several_files_is_opened_by_its_first() {
     assert!(message(0).contains(&name(2)), "{}", message(0));
     folder.write("renamed.gguf", split_file(0, 3));
     let renamed = Gguf::open(&folder.path().join("renamed.gguf")).unwrap_err().to_string();
-    assert!(renamed.contains("-00001-of-00003.gguf"), "{renamed}");
+    assert!(renamed.contains("-00001-of-00003.gguf") && renamed.contains("published"), "{renamed}");
+    assert!([renamed, message(1)].iter().all(|message| !message.contains("truncated")));
     let far = tiny_gguf("llama").raw("split.no", 4, &u32::MAX.to_le_bytes());
     folder.write("far.gguf", far.raw("split.count", 4, &2u32.to_le_bytes()).build());
     let far = Gguf::open(&folder.path().join("far.gguf")).unwrap_err().to_string();

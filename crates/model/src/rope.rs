@@ -21,6 +21,10 @@ pub(crate) fn rope(spec: &RopeSpec, total: usize) -> Rope {
         RopeScaling::Factors(factors) => {
             (0..half).map(|i| plain(i) / factors.get(i).map_or(1.0, |f| f64::from(*f))).collect()
         }
+        RopeScaling::Yarn { divisors, attention_factor } => {
+            scale = *attention_factor;
+            (0..half).map(|i| plain(i) / divisors.get(i).copied().unwrap_or(1.0)).collect()
+        }
         RopeScaling::LongRope { short, long, original_context, attention_factor } => {
             scale = *attention_factor;
             let factors = if total > *original_context { long } else { short };
@@ -38,4 +42,26 @@ pub(crate) fn rope(spec: &RopeSpec, total: usize) -> Rope {
         }
     };
     Rope::new(frequencies.into_iter().map(|f| f as f32).collect(), scale as f32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn yarn_divides_frequencies_and_multiplies_cosine_and_sine() {
+        let scaling = RopeScaling::Yarn { divisors: vec![1.0, 4.0], attention_factor: 1.5 };
+        let spec = RopeSpec { theta: 100.0, rotary_dim: 4, scaling };
+        for total in [8, 1 << 20] {
+            let mut x = [1.0, 1.0, 0.0, 0.0];
+            rope(&spec, total).rotate(&mut x, 4, 3);
+            // Pair i turns by 3 · 100^(−i/2), divided.
+            let expected = [3.0f64, 0.3 / 4.0].map(|angle| [1.5 * angle.cos(), 1.5 * angle.sin()]);
+            let expected = [expected[0][0], expected[1][0], expected[0][1], expected[1][1]];
+            assert!(
+                x.iter().zip(expected).all(|(a, b)| (f64::from(*a) - b).abs() < 1e-5),
+                "{x:?} {expected:?}"
+            );
+        }
+    }
 }

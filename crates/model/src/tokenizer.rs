@@ -18,6 +18,7 @@ mod pre;
 mod spec;
 mod spm;
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use self::byte_encoding::ByteEncoding;
@@ -37,6 +38,14 @@ pub struct Piece {
     pub text: String,
     /// Whether the template wrote it, so that special tokens in it are recognised; else it is a user's text.
     pub literal: bool,
+}
+
+impl Piece {
+    /// Whether this piece of the template ends in a space that belongs to the first word of the user's text `next`.
+    pub(crate) fn ends_in_space_of(&self, next: &Piece) -> bool {
+        let is_space = self.literal && self.text.ends_with(' ');
+        is_space && !next.literal && next.text.starts_with(|c: char| !c.is_whitespace())
+    }
 }
 
 /// A model's tokenizer.
@@ -113,13 +122,25 @@ impl Tokenizer {
     /// The ids of a text in pieces. Each piece is tokenised once, alone, literal ones with their special tokens. BOS
     /// is there only if a literal piece has it.
     ///
+    /// A space at the end of a literal piece is tokenised with the user's word behind it, as in one text: vocabularies
+    /// have words with the space before them.
+    ///
     /// # Errors
     /// Those of [`Tokenizer::encode`].
     pub fn encode_pieces(&self, pieces: &[Piece]) -> Result<Vec<u32>> {
         let mut ids: Vec<u32> = Vec::new();
-        for piece in pieces {
+        let mut space = "";
+        for (index, piece) in pieces.iter().enumerate() {
             let specials = if piece.literal { Specials::Parse } else { Specials::Plain };
-            piecewise::encode_to(&mut ids, &self.pipeline, &piece.text, specials)?;
+            let gives = pieces.get(index + 1).is_some_and(|next| piece.ends_in_space_of(next));
+            let (text, given) = piece.text.split_at(piece.text.len() - usize::from(gives));
+            // Before the first text the tokenizer may put a space itself.
+            let text = match space {
+                " " if !(ids.is_empty() && self.pipeline.has_prefix()) => Cow::from(format!(" {text}")),
+                _ => Cow::from(text),
+            };
+            piecewise::encode_to(&mut ids, &self.pipeline, &text, specials)?;
+            space = given;
         }
         Ok(ids)
     }

@@ -201,6 +201,25 @@ fn a_space_stands_before_a_text_once() {
 }
 
 #[test]
+fn a_space_of_the_template_is_tokenised_with_the_word_behind_it() {
+    let bare = from_gguf(&bool(sentence_piece().0, "tokenizer.ggml.add_space_prefix", false)).unwrap();
+    let piece = |text: &str, literal| Piece { text: text.to_owned(), literal };
+    for tokenizer in [from_gguf(&sentence_piece().0).unwrap(), bare, tiny("llama"), tiny("phi3")] {
+        let pieces = [piece("the [INST] ", true), piece("document", false), piece(" of the ", true)];
+        let whole = parse(&tokenizer, "the [INST] document of the document");
+        let ids = tokenizer.encode_pieces(&[&pieces[..], &[piece("document", false)]].concat()).unwrap();
+        assert_eq!(ids, whole);
+        // The space stays with the template where it begins no word, and what a user writes gives no control token.
+        let alone =
+            [parse(&tokenizer, "the "), plain(&tokenizer, "x <s>").split_off(plain(&tokenizer, "x").len())];
+        let ids = tokenizer.encode_pieces(&[piece("the ", true), piece(" <s>", false)]).unwrap();
+        assert_eq!(ids, alone.concat());
+        let ids = tokenizer.encode_pieces(&[piece("the ", true), piece("<s>", false)]).unwrap();
+        assert_eq!(ids, plain(&tokenizer, "the <s>"));
+    }
+}
+
+#[test]
 fn a_prefix_at_the_first_place_only_is_honoured() {
     let folder = tokenizer_folder(|file| {
         file["normalizer"] = Json::Null;
@@ -322,6 +341,38 @@ fn a_byte_level_vocabulary() {
     assert_eq!(from_gguf(&bool(llama3, "tokenizer.ggml.add_bos_token", false)).unwrap().bos(), None);
     let added = bool(byte_level("gpt-2"), "tokenizer.ggml.add_bos_token", true);
     assert!(from_gguf(&added).unwrap().bos().is_some());
+}
+
+#[test]
+fn tokens_of_turns_are_control_tokens_whatever_their_type() {
+    for kind in [1, 3, 4, 5] {
+        let tokens = ["<", ">", "|", "e", "n", "d", "<|end|>", "<start_of_turn>", "<end_of_turn>", "<|x|>"];
+        let types = [1, 1, 1, 1, 1, 1, kind, kind, kind, kind];
+        let builder = GgufBuilder::new()
+            .str("tokenizer.ggml.model", "gpt2")
+            .strings("tokenizer.ggml.tokens", &tokens)
+            .i32s("tokenizer.ggml.token_type", &types)
+            .strings("tokenizer.ggml.merges", &[]);
+        let tokenizer = from_gguf(&builder).unwrap();
+        assert_eq!(parse(&tokenizer, "<start_of_turn><|end|><end_of_turn>"), [7, 6, 8], "type {kind}");
+        assert!((6..9).all(|id| tokenizer.is_special(id)), "type {kind}");
+        assert_eq!(tokenizer.is_special(9), kind == 3, "no other token's text decides");
+        assert_eq!(plain(&tokenizer, "<|end|>"), [0, 2, 3, 4, 5, 2, 1], "type {kind}");
+    }
+}
+
+#[test]
+fn tags_of_html_are_tokens_of_users_texts() {
+    let tokens = ["<", ">", "/", "h", "1", "s", "<h1>", "</h1>", "<s>", "<hs>"];
+    let builder = GgufBuilder::new()
+        .str("tokenizer.ggml.model", "gpt2")
+        .strings("tokenizer.ggml.tokens", &tokens)
+        .i32s("tokenizer.ggml.token_type", &[1, 1, 1, 1, 1, 1, 4, 4, 4, 4])
+        .strings("tokenizer.ggml.merges", &[]);
+    let tokenizer = from_gguf(&builder).unwrap();
+    assert_eq!(plain(&tokenizer, "<h1>h</h1>"), [6, 3, 7]);
+    assert_eq!(plain(&tokenizer, "<s><hs>"), [0, 5, 1, 0, 3, 5, 1]);
+    assert_eq!(parse(&tokenizer, "<s><hs>"), [8, 9]);
 }
 
 #[test]

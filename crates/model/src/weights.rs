@@ -60,15 +60,14 @@ impl Weights {
     pub(crate) fn from_gguf(gguf: Gguf, config: &Config) -> Result<Self> {
         // `llama` files (Mistral's too) and SmolLM3's hold Q and K for RoPE of neighbouring pairs; all others for
         // half-split pairs.
-        let interleaved =
-            matches!(gguf.opt_str("general.architecture")?, Some("llama" | "mistral" | "smollm3")).then_some(
-                HeadShape {
-                    heads: config.heads,
-                    kv_heads: config.kv_heads,
-                    head_dim: config.head_dim,
-                    rotary_dim: config.ropes[0].rotary_dim,
-                },
-            );
+        let architecture = gguf.opt_str("general.architecture")?;
+        let is_interleaved = matches!(architecture, Some("llama" | "mistral" | "mistral3" | "smollm3"));
+        let interleaved = is_interleaved.then_some(HeadShape {
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            rotary_dim: config.ropes[0].rotary_dim,
+        });
         Ok(Self { source: Source::Gguf { gguf, norms: config.layers[0].norms, interleaved } })
     }
 

@@ -63,9 +63,12 @@ fn q_and_k_of_llama_files_come_in_half_split_order() {
     assert_eq!(bias, row_numbers(&matrix("q_proj")).iter().map(|&r| r as f32).collect::<Vec<_>>());
     assert_eq!(weights.matrix("model.embed_tokens.weight").unwrap().row_bytes(1).unwrap().len(), 128);
 
-    let files = open(&builder("qwen2"));
-    let matrix = files.weights().matrix(&format!("{q}.weight")).unwrap();
-    assert_eq!(row_numbers(&matrix), (0..32).collect::<Vec<_>>());
+    for (architecture, is_interleaved) in [("mistral3", true), ("qwen2", false)] {
+        let files = open(&builder(architecture));
+        let rows = row_numbers(&files.weights().matrix(&format!("{q}.weight")).unwrap());
+        assert_eq!(rows == row_numbers(&matrix("q_proj")), is_interleaved, "{architecture}");
+        assert_eq!(rows == (0..32).collect::<Vec<_>>(), !is_interleaved, "{architecture}");
+    }
 }
 
 #[test]
@@ -164,4 +167,23 @@ fn experts_of_a_gguf_file_are_parts_of_one_tensor() {
     assert!(message(expert(0, "gate_proj")).contains("'blk.0.ffn_gate_exps.weight' is missing"));
     assert!(message(expert(0, "down_proj")).contains("has shape [3, 32]"));
     assert!(message(files.weights().matrix("model.layers.0.mlp.experts.0.bad.weight")).contains("missing"));
+}
+
+#[test]
+fn experts_of_a_llama_file_are_as_wide_as_its_dense_layers() {
+    let mixture = tiny_gguf("llama")
+        .u32("llama.expert_count", 2)
+        .u32("llama.expert_used_count", 1)
+        .counting("blk.0.ffn_gate_inp.weight", &[2, 32])
+        .counting("blk.0.ffn_down_exps.weight", &[2, 32, 64]);
+    let files = open(&mixture);
+    let spec = ExpertSpec { count: 2, top_k: 1, intermediate: 64, normalised: true };
+    assert_eq!((files.config().family, files.config().layers[1].experts), (Family::Llama, Some(spec)));
+    let matrix = |name: &str, rows, cols| {
+        row_numbers(
+            &files.weights().matrix_of(&format!("model.layers.0.mlp.{name}.weight"), rows, cols).unwrap(),
+        )
+    };
+    assert_eq!(matrix("gate", 2, 32), [0, 1]);
+    assert_eq!(matrix("experts.1.down_proj", 32, 64), (32..64).collect::<Vec<_>>());
 }

@@ -63,11 +63,18 @@ impl Address {
         Repo::with_revision(self.repository.clone(), RepoType::Model, self.revision.clone())
     }
 
-    /// The GGUF file, or the folder, if it has been fetched.
+    /// The GGUF files that the address names, none for a folder: a part of a model in several files names all parts. The file to open is the last one.
+    pub fn files(&self) -> Vec<String> {
+        self.file
+            .as_deref()
+            .map_or_else(Vec::new, |file| parts(file).unwrap_or_else(|| vec![file.to_owned()]))
+    }
+
+    /// The GGUF file, of several the first part, or the folder, if it has been fetched whole.
     pub fn cached(&self) -> Option<PathBuf> {
         let cache = Cache::from_env().repo(self.repo());
         match &self.file {
-            Some(file) => cache.get(file),
+            Some(_) => self.files().iter().map(|file| cache.get(file)).collect::<Option<Vec<_>>>()?.pop(),
             None => {
                 let config = cache.get("config.json")?;
                 let weights =
@@ -76,6 +83,16 @@ impl Address {
             }
         }
     }
+}
+
+/// All parts of the model that a file `…-00002-of-00003.gguf` is a part of, the first one last; `None` for a file of another name.
+fn parts(file: &str) -> Option<Vec<String>> {
+    let (rest, count) = file.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+    let (stem, part) = rest.rsplit_once('-')?;
+    let number = |digits: &str| digits.parse::<u32>().ok().filter(|_| digits.len() == 5);
+    let (part, count) = (number(part)?, number(count)?);
+    let name = |part: u32| format!("{stem}-{part:05}-of-{count:05}.gguf");
+    (1..=count).contains(&part).then(|| (2..=count).chain([1]).map(name).collect())
 }
 
 #[cfg(test)]
@@ -90,10 +107,23 @@ mod tests {
         assert_eq!(address.file.as_deref(), Some("sub/file.gguf"));
         assert_eq!(Address::parse("hf:a/b").unwrap().unwrap().revision, "main");
         assert_eq!(Address::parse("hf:a/b").unwrap().unwrap().at(Some("v2")).unwrap().revision, "v2");
+        assert!(Address::parse("hf:a/b").unwrap().unwrap().files().is_empty());
+        assert_eq!(address.files(), ["sub/file.gguf"]);
         for wrong in
             ["hf:", "hf:a", "hf:a/b/c", "hf:../b", "hf:a/b@", "hf:a/b:", "hf:a/b:../x.gguf", "hf:a/b:x.bin"]
         {
             assert!(Address::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_part_names_all_parts() {
+        let files = |file: &str| Address::parse(&format!("hf:a/b:{file}")).unwrap().unwrap().files();
+        let all = ["q/m-00002-of-00003.gguf", "q/m-00003-of-00003.gguf", "q/m-00001-of-00003.gguf"];
+        assert!(all.iter().all(|part| files(part) == all));
+        assert_eq!(files("m-00001-of-00001.gguf"), ["m-00001-of-00001.gguf"]);
+        for whole in ["m-of-00003.gguf", "m-1-of-3.gguf", "m-00004-of-00003.gguf", "m-00000-of-00003.gguf"] {
+            assert_eq!(files(whole), [whole]);
         }
     }
 }

@@ -206,3 +206,18 @@ fn the_weights_of_a_folder_are_those_that_it_would_be_opened_with() {
     let hub = Hub::start(&files[..2], sum, whole);
     hub.pull(&Home::new(), "hf:org/name").failed(1, &["no safetensors weights", "FILE.gguf"]);
 }
+
+#[test]
+fn a_model_in_parts_is_fetched_whole_the_first_part_last() {
+    let name = |part: usize| format!("q4/m-0000{part}-of-00003.gguf");
+    let names = [name(1), name(2), name(3)];
+    let files: Vec<(&str, Vec<u8>)> =
+        names.iter().map(|name| (name.as_str(), name.clone().into_bytes())).collect();
+    let (hub, home) = (Hub::start(&files, sum, whole), Home::new());
+    let address = |part: usize| format!("hf:org/name:{}", name(part));
+    let path = hub.pull(&home, &address(2)).good().out;
+    assert!(path.trim_end().ends_with(&name(1)), "{path}");
+    assert_eq!(hub.names(), [name(2), name(3), name(1)]);
+    assert!(hub.pull(&home, &address(1)).good().err.contains("already there"));
+    Hub::start(&files[..2], sum, whole).pull(&Home::new(), &address(1)).failed(1, &["hf:org/name"]);
+}

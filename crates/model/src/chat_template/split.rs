@@ -105,6 +105,11 @@ impl ChatTemplate {
     /// [`ModelError::ToolsIgnored`] if the template leaves out a tool or a call, and [`ModelError::ChatTemplate`] if it
     /// refuses the conversation, leaves out or repeats a message, or writes a text otherwise than it is.
     pub fn split(&self, layout: &Layout) -> Result<PromptParts> {
+        if !layout.tools.is_empty()
+            && let Some(tool_use) = &self.tool_use
+        {
+            return tool_use.split(layout);
+        }
         let messages = || layout.history.iter().chain(&layout.after);
         if let Some(turn) = messages().find(|turn| !is_role(&turn.role)) {
             return Err(template_error(format!("cannot write a message of the role {:?}", turn.role)));
@@ -296,7 +301,16 @@ fn assemble(parts: &[Part<'_>], slots: &[Slot]) -> Result<PromptParts> {
             },
         }
     }
-    Ok(PromptParts { system: before_documents.unwrap_or_default().join(), question: pieces.join() })
+    let (mut system, mut question) = (before_documents.unwrap_or_default().join(), pieces.join());
+    // Documents begin without it: each chunk of them is tokenised alone.
+    if let (Some(last), Some(first)) = (system.last_mut(), question.first())
+        && last.ends_in_space_of(first)
+    {
+        last.text.pop();
+        question.insert(0, Piece { text: " ".to_owned(), literal: true });
+    }
+    system.retain(|piece| !piece.text.is_empty());
+    Ok(PromptParts { system, question })
 }
 
 fn trim(text: &str, start: bool, end: bool) -> &str {

@@ -150,6 +150,11 @@ impl Check<'_> {
                 self.positive("a short rope factor", short)?;
                 self.positive("a long rope factor", long)
             }
+            RopeScaling::Yarn { divisors, attention_factor } => {
+                self.positive("the rope attention factor", &[*attention_factor])?;
+                self.count("rope divisors", divisors.len(), half)?;
+                self.positive("a divisor of YaRN's rope", divisors)
+            }
             RopeScaling::Factors(factors) => {
                 self.count("rope factors", factors.len(), half)?;
                 self.positive("a rope factor", &factors.iter().map(|&f| f.into()).collect::<Vec<_>>())

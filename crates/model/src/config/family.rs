@@ -11,7 +11,7 @@ use super::layer::{BranchNorms, LayerSpec, QkNorm};
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Family {
-    /// Llama 1 to 3.3 and all models of that architecture (SmolLM2, TinyLlama; Mistral as GGUF).
+    /// Llama 1 to 3.3 and all models of that architecture (SmolLM2, TinyLlama; Mistral and Mixtral as GGUF).
     Llama,
     /// Mistral v0.1 to v0.3, Mistral Small 3.
     Mistral,
@@ -37,14 +37,15 @@ impl Family {
         "llama, mistral, mistral3, qwen2, qwen3, qwen3_moe, phi3, gemma3, gemma3_text, smollm3, olmo2";
 
     /// Names of the supported families in GGUF files, for error messages.
-    pub(super) const IN_GGUF: &str = "llama, mistral, qwen2, qwen3, qwen3moe, phi3, gemma3, smollm3, olmo2";
+    pub(super) const IN_GGUF: &str =
+        "llama, mistral, mistral3, qwen2, qwen3, qwen3moe, phi3, gemma3, smollm3, olmo2";
 
     /// The family that `config.json`'s `model_type` or GGUF's `general.architecture` names.
     pub(super) fn named(name: &str) -> Option<Family> {
         Some(match name {
             // Mistral's own converter to GGUF writes `llama`.
             "llama" => Family::Llama,
-            "mistral" => Family::Mistral,
+            "mistral" | "mistral3" => Family::Mistral,
             "qwen2" => Family::Qwen2,
             "qwen3" => Family::Qwen3,
             "qwen3_moe" | "qwen3moe" => Family::Qwen3Moe,

@@ -3,13 +3,15 @@
 //! Keys: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>
 
 use super::checks::checked_layers;
+use super::yarn::Yarn;
 use super::{Config, ExpertSpec, Family, LayerSpec, RopeScaling, RopeSpec, longrope_attention_factor};
 use crate::error::{ModelError, Result};
 use crate::gguf::Gguf;
 use crate::quant::dequantize;
 
-/// Tokens that end a turn in the supported families' chat templates.
-const END_TOKENS: [&str; 7] = [
+/// Tokens that end a turn in the supported families' chat templates. Their text alone decides: files give some of them the type of ordinary
+/// text or of added tokens, and no word of these vocabularies is spelled so.
+pub(crate) const END_TOKENS: [&str; 7] = [
     "<|im_end|>",
     "<|eot_id|>",
     "<|eom_id|>",
@@ -20,8 +22,6 @@ const END_TOKENS: [&str; 7] = [
 ];
 /// Layers of the one Gemma 3 whose attention is scaled by `hidden / heads` in place of the head dimension; files do not say it.
 const GEMMA3_27B_LAYERS: usize = 62;
-/// ggml's token type for control tokens.
-const CONTROL: i32 = 3;
 /// The token embedding, whose rows are the vocabulary.
 const EMBEDDING: &str = "token_embd.weight";
 
@@ -93,12 +93,11 @@ impl Resolver<'_> {
                 self.wrong(format!("{EMBEDDING} has shape {:?}, not two dimensions", embedding.shape))
             );
         };
+        self.check_attention(family)?;
         let layers = checked_layers(gguf.path(), self.size("block_count")?)?;
-        let rope = RopeSpec {
-            theta: self.opt_number("rope.freq_base")?.unwrap_or(10_000.0),
-            rotary_dim: self.opt_size("rope.dimension_count")?.unwrap_or(head_dim),
-            scaling: self.scaling(context)?,
-        };
+        let theta = self.opt_number("rope.freq_base")?.unwrap_or(10_000.0);
+        let rotary_dim = self.opt_size("rope.dimension_count")?.unwrap_or(head_dim);
+        let rope = RopeSpec { theta, rotary_dim, scaling: self.scaling(context, theta, rotary_dim)? };
         let has = |name: &str| gguf.tensors().contains_key(name);
         Ok(Config {
             family,
@@ -107,8 +106,8 @@ impl Resolver<'_> {
             kv_heads: self.opt_size("attention.head_count_kv")?.unwrap_or(heads),
             head_dim,
             // Mixtures of experts may have no dense layer.
-            intermediate: match self.opt_size("feed_forward_length")? {
-                None if self.experts()?.is_some() => self.size("expert_feed_forward_length")?,
+            intermediate: match (self.opt_size("feed_forward_length")?, self.experts(family)?) {
+                (None, Some(experts)) => experts.intermediate,
                 _ => self.size("feed_forward_length")?,
             },
             vocab,
@@ -125,6 +124,24 @@ impl Resolver<'_> {
         })
     }
 
+    /// Refuses attention that the decoder does not compute.
+    fn check_attention(&self, family: Family) -> Result<()> {
+        if self.opt_number("attention.temperature_scale")?.is_some_and(|scale| scale != 0.0) {
+            let key = self.key("attention.temperature_scale");
+            let message =
+                format!("'{key}' scales queries by their position (Ministral 3), which is not supported");
+            return Err(self.wrong(format!("{message}; Mistral Small up to 3.2 has no such key")));
+        }
+        if family == Family::Olmo2 && self.opt_size("attention.sliding_window")?.is_some_and(|w| w > 0) {
+            let key = self.key("attention.sliding_window");
+            let message = format!(
+                "'{key}' gives some layers a window and a rope of their own (OLMo 3), which is not supported"
+            );
+            return Err(self.wrong(format!("{message}; take an OLMo 2 model")));
+        }
+        Ok(())
+    }
+
     fn layers(
         &self,
         family: Family,
@@ -134,7 +151,7 @@ impl Resolver<'_> {
         let mut layer = LayerSpec {
             // Converters write 0 for none.
             window: self.opt_size("attention.sliding_window")?.filter(|w| *w > 0),
-            experts: self.experts()?,
+            experts: self.experts(family)?,
             ..family.layer(head_dim)
         };
         if let Some(scale) = self.opt_number("attention.scale")? {
@@ -167,18 +184,22 @@ impl Resolver<'_> {
     }
 
     /// The experts of every layer, in mixtures.
-    fn experts(&self) -> Result<Option<ExpertSpec>> {
+    fn experts(&self, family: Family) -> Result<Option<ExpertSpec>> {
         let Some(count) = self.opt_size("expert_count")?.filter(|count| *count > 0) else { return Ok(None) };
         Ok(Some(ExpertSpec {
             count,
             top_k: self.size("expert_used_count")?,
-            intermediate: self.size("expert_feed_forward_length")?,
-            // No key says it; llama.cpp does so for the family.
+            intermediate: match self.opt_size("expert_feed_forward_length")? {
+                // Mixtral's experts are as wide as a dense layer would be.
+                None if family == Family::Llama => self.size("feed_forward_length")?,
+                _ => self.size("expert_feed_forward_length")?,
+            },
+            // No key says it; llama.cpp does so for these families.
             normalised: true,
         }))
     }
 
-    fn scaling(&self, context: usize) -> Result<RopeScaling> {
+    fn scaling(&self, context: usize, theta: f64, rotary_dim: usize) -> Result<RopeScaling> {
         let kind = self.gguf.opt_str(&self.key("rope.scaling.type"))?.unwrap_or("none");
         let factor = match self.opt_number("rope.scaling.factor")? {
             Some(factor) => Some(factor),
@@ -199,11 +220,48 @@ impl Resolver<'_> {
                 Some(factor) => Ok(RopeScaling::Linear { factor }),
                 None => Err(self.wrong("the rope scaling 'linear' has no factor".into())),
             },
-            (kind, ..) => Err(self.wrong(format!(
-                "the rope scaling '{kind}' with the file's factor tensors is not supported; \
-                 supported are none, linear, longrope"
-            ))),
+            ("yarn", None, None) => self.yarn(factor, theta, rotary_dim),
+            (kind, factors, long) => {
+                let has_tensors = factors.is_some() || long.is_some();
+                let tensors = if has_tensors { " with the file's factor tensors" } else { "" };
+                Err(self.wrong(format!(
+                    "the rope scaling '{kind}'{tensors} is not supported; supported are none, linear, longrope, yarn: take a \
+                     model with one of these"
+                )))
+            }
         }
+    }
+
+    fn yarn(&self, factor: Option<f64>, theta: f64, rotary_dim: usize) -> Result<RopeScaling> {
+        let factor = factor.ok_or_else(|| self.wrong("the rope scaling 'yarn' has no factor".into()))?;
+        let original_context = self.size("rope.scaling.original_context_length")?;
+        // Converters to GGUF and llama.cpp do not agree on what these mean.
+        for (name, plain) in [
+            ("yarn_ext_factor", 1.0),
+            ("yarn_attn_factor", 1.0),
+            ("attn_factor", 1.0),
+            ("yarn_log_multiplier", 0.0),
+        ] {
+            let key = format!("rope.scaling.{name}");
+            if let Some(value) = self.opt_number(&key)?.filter(|value| *value != plain) {
+                let key = self.key(&key);
+                return Err(self.wrong(format!(
+                    "'{key}' is {value}, and only {plain} is supported; take the model as a Hugging Face folder"
+                )));
+            }
+        }
+        let yarn = Yarn {
+            theta,
+            rotary_dim,
+            factor,
+            original_context,
+            beta_fast: self.opt_number("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+            beta_slow: self.opt_number("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+            truncate: true,
+            attention_factor: None,
+            mscales: None,
+        };
+        yarn.scaling().map_err(|message| self.wrong(message))
     }
 
     fn longrope(&self, context: usize, long: Vec<f32>, short: Vec<f32>) -> Result<RopeScaling> {
@@ -239,20 +297,15 @@ impl Resolver<'_> {
         Ok(Some(out))
     }
 
-    /// The tokens that end an answer: those the file names, and the known ones that it holds as control
-    /// tokens.
+    /// The tokens that end an answer: those the file names, and the known ones.
     fn eos(&self) -> Result<Vec<u32>> {
         let mut eos = Vec::new();
         for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
             eos.extend(self.gguf.opt_u32(&format!("tokenizer.ggml.{key}"))?);
         }
         let tokens = self.gguf.opt_strings("tokenizer.ggml.tokens")?.unwrap_or_default();
-        let types = self.gguf.opt_i32s("tokenizer.ggml.token_type")?.unwrap_or_default();
-        for (id, (token, kind)) in (0..).zip(tokens.iter().zip(types)) {
-            if *kind == CONTROL && END_TOKENS.contains(&token.as_str()) {
-                eos.push(id);
-            }
-        }
+        let ends = (0..).zip(tokens).filter(|(_, token)| END_TOKENS.contains(&token.as_str()));
+        eos.extend(ends.map(|(id, _)| id));
         Ok(eos)
     }
 }

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::checks::checked_layers;
+use super::yarn::Yarn;
 use super::{Config, ExpertSpec, Family, LayerSpec, RopeScaling, RopeSpec, longrope_attention_factor};
 use crate::error::{ModelError, Result};
 use crate::safetensors::{SafetensorsFolder, read_json};
@@ -74,6 +75,11 @@ struct RawRope {
     high_freq_factor: Option<f64>,
     original_max_position_embeddings: Option<usize>,
     attention_factor: Option<f64>,
+    beta_fast: Option<f64>,
+    beta_slow: Option<f64>,
+    truncate: Option<bool>,
+    mscale: Option<f64>,
+    mscale_all_dim: Option<f64>,
     short_factor: Option<Vec<f64>>,
     long_factor: Option<Vec<f64>>,
     /// Parameters of the layers without a window, where they differ by layer.
@@ -361,14 +367,12 @@ impl Resolver<'_> {
         if !(partial > 0.0 && partial <= 1.0) {
             return Err(self.wrong(format!("partial_rotary_factor is {partial}, not above 0 and at most 1")));
         }
-        Ok(RopeSpec {
-            theta: rope.rope_theta.or(raw.rope_theta).unwrap_or(10_000.0),
-            rotary_dim: (head_dim as f64 * partial) as usize,
-            scaling: self.scaling(rope)?,
-        })
+        let theta = rope.rope_theta.or(raw.rope_theta).unwrap_or(10_000.0);
+        let rotary_dim = (head_dim as f64 * partial) as usize;
+        Ok(RopeSpec { theta, rotary_dim, scaling: self.scaling(rope, theta, rotary_dim)? })
     }
 
-    fn scaling(&self, rope: RawRope) -> Result<RopeScaling> {
+    fn scaling(&self, rope: RawRope, theta: f64, rotary_dim: usize) -> Result<RopeScaling> {
         let kind = rope.rope_type.as_deref().or(rope.r#type.as_deref()).unwrap_or("default");
         let need = |name: &str, value: Option<f64>| {
             value.ok_or_else(|| self.wrong(format!("the rope scaling '{kind}' has no {name}")))
@@ -386,10 +390,32 @@ impl Resolver<'_> {
             }),
             // Early Phi-3 files write "su" or "yarn" for what is LongRoPE.
             ("longrope" | "su", _) | ("yarn", Family::Phi3) => self.longrope(kind, &rope),
+            ("yarn", _) => self.yarn(&rope, theta, rotary_dim),
             _ => Err(self.wrong(format!(
-                "the rope scaling '{kind}' is not supported; supported are default, linear, llama3, longrope"
+                "the rope scaling '{kind}' is not supported; supported are default, linear, llama3, longrope, yarn: take a model \
+                 with one of these"
             ))),
         }
+    }
+
+    fn yarn(&self, rope: &RawRope, theta: f64, rotary_dim: usize) -> Result<RopeScaling> {
+        let raw = self.raw;
+        let original = rope.original_max_position_embeddings.or(raw.original_max_position_embeddings);
+        let original = original.unwrap_or(raw.max_position_embeddings);
+        // Zero is none, as in transformers.
+        let given = |value: Option<f64>| value.filter(|value| *value != 0.0);
+        let yarn = Yarn {
+            theta,
+            rotary_dim,
+            factor: rope.factor.unwrap_or(raw.max_position_embeddings as f64 / original.max(1) as f64),
+            original_context: original,
+            beta_fast: given(rope.beta_fast).unwrap_or(32.0),
+            beta_slow: given(rope.beta_slow).unwrap_or(1.0),
+            truncate: rope.truncate.unwrap_or(true),
+            attention_factor: rope.attention_factor,
+            mscales: given(rope.mscale).zip(given(rope.mscale_all_dim)),
+        };
+        yarn.scaling().map_err(|message| self.wrong(message))
     }
 
     fn longrope(&self, kind: &str, rope: &RawRope) -> Result<RopeScaling> {

@@ -11,6 +11,7 @@ use super::byte_encoding::ByteEncoding;
 use super::pipeline::is_markup;
 use super::spec::{BosEos, TokenizerSpec};
 use super::{pre, spm};
+use crate::config::END_TOKENS;
 use crate::error::{ModelError, Result};
 use crate::gguf::Gguf;
 
@@ -20,6 +21,9 @@ const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
+
+/// Tokens that begin a turn, as [`END_TOKENS`] end one: of both, files give some the type of ordinary text.
+const TURN_STARTS: [&str; 2] = ["<|im_start|>", "<start_of_turn>"];
 
 /// Phi-3's tokens that keep the white space after them; its other added tokens take it away. No key says so.
 const PHI3_KEEPS_SPACE: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
@@ -141,7 +145,9 @@ fn tokens(gguf: &Gguf, add_bos: bool, bos_eos: Option<(u32, u32)>) -> Result<Tok
     for (id, token) in (0u32..).zip(all) {
         let kind = types.and_then(|types| types.get(id as usize)).copied().unwrap_or_default();
         // Some files give these no type, or a wrong one.
-        let named = (eos.contains(&id) || bos == Some(id)) && is_markup(token);
+        let named = (eos.contains(&id) || bos == Some(id)) && is_markup(token)
+            || END_TOKENS.contains(&token.as_str())
+            || TURN_STARTS.contains(&token.as_str());
         let special = named || matches!(kind, UNKNOWN | CONTROL);
         if token.is_empty() || (kind == UNUSED && !named) {
             unused.insert(id, token.clone());

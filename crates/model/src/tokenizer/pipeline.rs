@@ -24,7 +24,7 @@ pub enum Specials {
     /// Special tokens are recognised: for text that the model's own chat template wrote.
     Parse,
     /// Special tokens are ordinary characters: for text that a user wrote. Added tokens that are neither control tokens nor look
-    /// like markup (runs of spaces, say) are still recognised, as they are in the text that the model learned from.
+    /// like markup (runs of spaces, say), and tags of HTML, are still recognised, as they are in the text that the model learned from.
     Plain,
 }
 
@@ -115,6 +115,11 @@ impl Pipeline {
         }
     }
 
+    /// Whether a space is put before a text that stands alone.
+    pub(super) fn has_prefix(&self) -> bool {
+        self.prefix != Prefix::Never
+    }
+
     /// Whether a token has the end of a word and the space behind it.
     pub(super) fn spans_words(&self) -> bool {
         self.vocabulary.spans_words
@@ -202,9 +207,21 @@ impl Stage {
     }
 }
 
-/// Whether a user's text may give an added token: it is no control token and no markup.
+/// Elements of HTML whose tags Gemma's vocabularies hold as added tokens of text. No chat template marks its own parts with them; `s` is not among
+/// them, because `<s>` begins a sequence elsewhere.
+const HTML: &str =
+    "b blockquote caption code em h1 h2 h3 h4 h5 h6 i strong sub sup table tbody td tfoot th thead tr u";
+
+/// Whether a user's text may give an added token: it is no control token and no markup but HTML's.
 fn is_ordinary(token: &AddedToken) -> bool {
-    !token.special && !is_markup(&token.content)
+    !token.special && (!is_markup(&token.content) || is_html(&token.content))
+}
+
+/// Whether a token is the tag of an element of [`HTML`].
+fn is_html(token: &str) -> bool {
+    let Some(tag) = token.strip_prefix('<').and_then(|tag| tag.strip_suffix('>')) else { return false };
+    let name = tag.strip_prefix('/').unwrap_or(tag);
+    HTML.split(' ').any(|element| element == name)
 }
 
 /// The characters of vocabularies that stand for a space and a line break.

@@ -61,6 +61,7 @@ impl ToolCallFormat {
     #[must_use]
     pub fn of_template(template: &ChatTemplate) -> Option<ToolCallFormat> {
         const NAME: &str = "some_tool";
+        let template = template.with_tools();
         if !template.supports_tools() {
             return None;
         }
