@@ -238,6 +238,7 @@ class Engine:
     ) -> dict[str, Any]:
         """Prefills documents, and keeps them and their chunks. What is there already is not computed again.
 
+        documents: `Document` or `str` each; those without text are left out.
         method: the method whose statistics of whole documents are kept, too, if it needs some; else the engine's.
         progress: is called with tokens computed and tokens to compute, some times a second at most.
         Returns counts, bytes and seconds. `not_stored` is the reason why chunks are not in the store's folder, and `unpublished` the number of

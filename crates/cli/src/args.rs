@@ -11,11 +11,14 @@ mod serve;
 mod store;
 mod tune;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::builder::{BoolishValueParser, NonEmptyStringValueParser};
+use clap::builder::{
+    BoolishValueParser, NonEmptyStringValueParser, RangedU64ValueParser, TypedValueParser as _,
+};
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
 use refrain::engine::{DeviceChoice, Instructions, Prefix};
 use refrain::kernels::{Dtype, Precision, UnknownPrecision};
@@ -169,7 +172,8 @@ pub(crate) struct Global {
     #[arg(long, global = true, value_name = "TYPE", default_value = "exact", hide_short_help = true)]
     pub(crate) store_dtype: KvQuantization,
     /// Most tokens of a chunk
-    #[arg(long, global = true, value_name = "N", default_value_t = 512, hide_short_help = true)]
+    #[arg(long, global = true, value_name = "N", default_value_t = 512, hide_short_help = true,
+          value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub(crate) chunk_tokens: usize,
     /// Tokens right before a chunk in its document that it is prefilled behind, at most, or `all` of them: documents in one piece
     #[arg(long, global = true, value_name = "N", default_value = "0", value_parser = parse_tokens, hide_short_help = true)]
@@ -399,6 +403,18 @@ fn variable(option: &str) -> String {
 
 fn is_set(variable: &str) -> bool {
     std::env::var_os(variable).is_some_and(|value| !value.is_empty())
+}
+
+/// Whether the words of a command line ask for JSON, or, without such words, the environment does.
+pub(crate) fn asks_json(given: &[OsString]) -> bool {
+    let words = given.iter().skip(1).take_while(|word| *word != "--").filter_map(|word| word.to_str());
+    let typed = words.filter_map(|word| match word {
+        "--json" => Some(OsString::from("true")),
+        word => word.strip_prefix("--json=").map(OsString::from),
+    });
+    let value = typed.last().or_else(|| std::env::var_os(variable("json")));
+    let is_true = |value: OsString| BoolishValueParser::new().parse(&Cli::command(), None, value);
+    value.is_some_and(|value| is_true(value).unwrap_or(false))
 }
 
 /// The matches of the command that was given, below all subcommands.

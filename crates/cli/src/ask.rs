@@ -6,8 +6,8 @@ use std::sync::Once;
 use anyhow::{Context as _, Result};
 use refrain::corpus::{Found, Library, Source};
 use refrain::engine::{
-    Advance, Answer, Comparison, Document, Engine, GenerateRequest, IngestReport, Prompt, PromptChunk,
-    RequestStats, TokenEvent,
+    Advance, Answer, Comparison, Document, Engine, FinishReason, GenerateRequest, IngestReport, Prompt,
+    PromptChunk, RequestStats, TokenEvent,
 };
 use refrain::eviction::Eviction;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ use crate::documents::{Documents, read_documents};
 use crate::explain::explained;
 use crate::ingest::ingest_to_answer;
 use crate::kept::has_documents;
-use crate::limits::{check_biases, with_room};
+use crate::limits::{check_biases, check_sampling, grammar, with_room};
 use crate::methods::{self, Method, Policy};
 use crate::output::{
     Fail, NotPrinted, broken, bytes, colours, count, number, one_line, paint, percent, plain, print,
@@ -25,23 +25,24 @@ use crate::output::{
 };
 use crate::settings::Context;
 use crate::signals::{Interrupt, Interruptible};
-use crate::table::Table;
+use crate::table::{Table, columns};
 use refrain::AUTO;
 use refrain::folders::tilde;
 
 /// `refrain ask`
 pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
     let question = asked_text(&args.question, "question")?;
-    let (answering, compared, policy) = selected(context, args)?;
     let sampling = args.sampling.sampling();
-    sampling.check()?;
+    check_sampling(&sampling)?;
     let structured = args.structured.output()?;
+    let (answering, compared, policy) = selected(context, args)?;
     if args.search.is_some() && args.prompt.docs.is_empty() && context.lacks_store() {
         return Err(context.no_store());
     }
     let Documents { documents, failures, .. } = read_documents(context.console, &args.prompt.docs)?;
     let engine = context.open_engine(&args.prompt.instructions())?;
     check_biases(&engine, &sampling)?;
+    let grammar = grammar(&engine, structured.as_ref())?;
     let methods = || answering.iter().chain(&compared);
     let whole_documents = methods().any(|asked| !asked.built.statistics().is_empty());
     let Sourced { chunks, sources } = match args.search {
@@ -73,7 +74,6 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
     if reuses {
         engine.ingest_system(&prompt)?;
     }
-    let grammar = structured.map(|output| engine.grammar(&output)).transpose()?;
     let mut answers = Vec::new();
     for asked in &answering {
         let titled = answering.len() > 1 && !context.json;
@@ -208,7 +208,7 @@ pub(crate) fn asked_text(given: &str, what: &str) -> Result<String> {
             .with_context(|| format!("cannot read the {what} from standard input"))?;
     }
     if text.trim().is_empty() {
-        let fail = Fail::new(format!("the {what} is empty"));
+        let fail = Fail::usage(format!("the {what} is empty"));
         return Err(fail.hint(format!("give some text, or - to read the {what} from standard input")).into());
     }
     Ok(text.trim().to_owned())
@@ -269,22 +269,36 @@ pub(crate) fn answer(
     if let Some(error) = failed {
         return Err(NotPrinted(error).into());
     }
-    if !context.json {
+    if context.json {
+        warn_of_cut_form(context, request, &answer);
+    } else {
         if !ends_line || answer.text.is_empty() {
             writeln!(out).map_err(NotPrinted)?;
         }
         out.flush().map_err(NotPrinted)?;
+        warn_of_cut_form(context, request, &answer);
         warn_of_other_prefix(&answer.stats);
         let chosen = context
             .choice_of(&method.spec)
             .map(|choice| format!("\n{} behind prefix {}: {}", choice.method, choice.prefix, choice.why));
-        let line = stats_line(method, policy, &answer.stats, ingested) + &chosen.unwrap_or_default();
+        let line = stats_line(method, policy, &answer, ingested) + &chosen.unwrap_or_default();
         context.say(&paint("2", &line, &io::stderr()));
         if let Some(explanation) = &answer.explanation {
-            write!(out, "\n{}", explained(explanation, colours(&io::stdout()))).map_err(NotPrinted)?;
+            write!(out, "\n{}", explained(explanation, colours(&io::stdout()), columns(&io::stdout())))
+                .map_err(NotPrinted)?;
         }
     }
     Ok(answer)
+}
+
+/// Warns that an answer which is held to a form ended before the model ended it.
+pub(crate) fn warn_of_cut_form(context: &Context, request: &GenerateRequest, answer: &Answer) {
+    if request.grammar.is_some() && answer.finish == FinishReason::Length {
+        let most = request.sampling.max_tokens;
+        context.console.warn(&format!(
+            "the answer was ended by --max-tokens {most} and may not have the whole form: give more tokens"
+        ));
+    }
 }
 
 /// Says once that chunks were prefilled behind another system part than the prompt's.
@@ -305,9 +319,10 @@ fn warn_of_other_prefix(stats: &RequestStats) {
 pub(crate) fn stats_line(
     asked: &Method,
     policy: &Policy,
-    stats: &RequestStats,
+    answer: &Answer,
     ingested: Option<&IngestReport>,
 ) -> String {
+    let stats = &answer.stats;
     let mut line = format!("{}: {} prompt tokens", asked.spec, stats.prompt_tokens);
     if stats.document_tokens > 0 {
         line.push_str(&format!(
@@ -347,6 +362,9 @@ pub(crate) fn stats_line(
     }
     if let Some(tpot) = stats.tpot {
         line.push_str(&format!(", TPOT {} ({} tokens/s)", seconds(tpot), number(1.0 / tpot)));
+    }
+    if answer.finish == FinishReason::Length {
+        line.push_str(&format!("; ended after {} by --max-tokens", count(answer.tokens.len(), "token")));
     }
     if policy.built.is_full() {
         return line;

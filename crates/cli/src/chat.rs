@@ -21,7 +21,7 @@ use crate::args::{self, SEARCHABLE};
 use crate::ask::{Sourced, answer, as_json, library, searched};
 use crate::documents::{each_document, read_documents};
 use crate::ingest::ingest_to_answer;
-use crate::limits::{check_biases, with_room};
+use crate::limits::{check_biases, check_sampling, with_room};
 use crate::methods::{self, Method, Policy};
 use crate::output::{Fail, NotPrinted, count, paint, print_json, report, say};
 use crate::settings::Context;
@@ -45,7 +45,7 @@ const PREFIX_CACHE: usize = 1 << 30;
 /// `refrain chat`
 pub(crate) fn run(context: &Context, args: &args::Chat) -> Result<()> {
     let sampling = args.sampling.sampling();
-    sampling.check()?;
+    check_sampling(&sampling)?;
     let (method, policy) = (methods::asked(context, &args.method)?, methods::policy(&args.evict)?);
     let documents = read_documents(context.console, &args.prompt.docs)?.documents;
     if args.search.is_some() && documents.is_empty() && context.lacks_store() {
@@ -299,10 +299,11 @@ impl Chat<'_> {
         if self.method.built.reuses() {
             self.engine.ingest_system(&prompt)?;
         }
-        let shorter = match (self.around.history.is_empty(), self.search) {
-            (true, None) => "ask a shorter question, or give fewer documents",
-            (true, Some(_)) => "ask a shorter question, or search for fewer chunks with /search N",
-            (false, _) => "/new forgets what was said",
+        let shorter = match (self.has_room_when_new(&prompt, question)?, self.search) {
+            (true, _) => "/new forgets what was said",
+            (false, Some(_)) => "ask a shorter question, or search for fewer chunks with /search N",
+            (false, None) if self.documents.is_empty() => "ask a shorter question",
+            (false, None) => "ask a shorter question, or give fewer documents",
         };
         let request = GenerateRequest {
             eviction: self.policy.built.clone(),
@@ -324,6 +325,16 @@ impl Chat<'_> {
         self.around.history.push(turn("user", question.to_owned()));
         self.around.history.push(turn("assistant", answer.text));
         Ok(())
+    }
+
+    /// Whether a new conversation has room for a prompt's question and documents, where the prompt has earlier turns.
+    fn has_room_when_new(&self, prompt: &Prompt, question: &str) -> Result<bool> {
+        let has_room = |prompt: &Prompt| self.engine.max_seq_len(prompt, 1, &self.policy.built).is_ok();
+        if self.around.history.is_empty() || has_room(prompt) {
+            return Ok(!self.around.history.is_empty());
+        }
+        let new = Instructions { history: Vec::new(), ..self.around.clone() };
+        Ok(has_room(&self.engine.prompt_of_chunks(prompt.chunks.clone(), question, &new)?))
     }
 
     /// The sampling of an answer: a default of --max-tokens is cut to the room that the prompt leaves of the context, and `shorter` makes a

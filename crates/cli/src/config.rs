@@ -15,6 +15,7 @@ use clap::{Arg, Command};
 use toml::{Table, Value};
 
 use crate::args::is_setting;
+use crate::output::Fail;
 use refrain::folders::config_folder;
 
 /// The command with the defaults of the configuration file, if there is one.
@@ -31,14 +32,17 @@ pub(crate) fn configured(command: Command, given: &[OsString]) -> Result<Command
         Ok(text) => text,
         Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => return Ok(command),
         Err(error) => {
-            return Err(error)
-                .with_context(|| format!("cannot read the configuration file {}", path.display()));
+            return Err(error).with_context(|| {
+                Fail::usage(format!("cannot read the configuration file {}", path.display()))
+            });
         }
     };
     let table: Table = text
         .parse()
         .map_err(|error: toml::de::Error| anyhow::anyhow!("{}", error.to_string().trim_end()))
-        .with_context(|| format!("the configuration file {} is not valid TOML", path.display()))?;
+        .with_context(|| {
+            Fail::usage(format!("the configuration file {} is not valid TOML", path.display()))
+        })?;
     with_defaults(command, table, &path, "")
 }
 
@@ -74,11 +78,14 @@ fn with_defaults(mut command: Command, table: Table, path: &Path, at: &str) -> R
             value => {
                 let found = command.get_arguments().find(|arg| is_key(arg, &key)).cloned();
                 let Some(arg) = found else {
-                    bail!("{}: unknown key '{full}'; known here are {}", path.display(), known(&command));
+                    let (path, known) = (path.display(), known(&command));
+                    let message = format!("{path}: unknown key '{full}'; known here are {known}");
+                    return Err(Fail::usage(message).into());
                 };
-                let values = texts(&value)
-                    .and_then(|values| check(&arg, &values).map(|()| values))
-                    .with_context(|| format!("{}: key '{full}' has a wrong value", path.display()))?;
+                let values =
+                    texts(&value).and_then(|values| check(&arg, &values).map(|()| values)).with_context(
+                        || Fail::usage(format!("{}: key '{full}' has a wrong value", path.display())),
+                    )?;
                 command = command.mut_arg(arg.get_id(), |arg| arg.required(false).default_values(values));
             }
         }

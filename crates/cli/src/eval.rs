@@ -167,10 +167,20 @@ pub(crate) fn matrix(context: &Context, args: &args::Selection) -> Result<Matrix
 }
 
 /// The prefix where the matrix has none. A benchmark holds methods against each other as their papers have them, unless one is asked for.
-pub(crate) fn default_prefix(context: &Context) -> Prefix {
+///
+/// # Errors
+/// If it is given as auto, which is another one for each model and method.
+pub(crate) fn default_prefix(context: &Context) -> Result<Prefix> {
     match &context.global.prefix {
-        PrefixArg::Is(prefix) => prefix.clone(),
-        PrefixArg::Auto => Prefix::None,
+        PrefixArg::Is(prefix) => Ok(prefix.clone()),
+        PrefixArg::Auto if context.is_given("prefix") => Err(Fail::usage(
+            "an evaluation names the prefix of its chunks, and auto is none",
+        )
+        .hint(
+            "--prefix averaged is what `refrain ask` and `serve` take for drift; without --prefix it is none",
+        )
+        .into()),
+        PrefixArg::Auto => Ok(Prefix::None),
     }
 }
 
@@ -195,7 +205,7 @@ pub(crate) fn variants(context: &Context, matrix: &Matrix) -> Result<Vec<Variant
         prefixes.push(text.parse().map_err(|reason: String| Fail::usage(reason))?);
     }
     if prefixes.is_empty() {
-        prefixes.push(default_prefix(context));
+        prefixes.push(default_prefix(context)?);
     }
     let mut oracles = vec![None];
     for text in &matrix.oracle {
@@ -355,11 +365,18 @@ pub(crate) fn about(
         kv: engine.settings().kv.to_string(),
     };
     let setting = |name: &str, value: String| (name.to_owned(), value);
+    let is_sam_kv = |variant: &Variant| variant.method.split([':', ',']).next() == Some("sam_kv");
+    let stable_layers = || {
+        engine
+            .stable_layers()
+            .map_or("built in".to_owned(), |span| format!("{} to {}", span.start + 1, span.end))
+    };
     let most =
         |most: Option<usize>, otherwise: &str| most.map_or(otherwise.to_owned(), |most| most.to_string());
     let settings = [
         setting("tokens of a chunk", format!("{}, cut by structure", engine.settings().chunk_tokens)),
         setting("tokens left of a chunk", tokens_text(engine.settings().left_tokens)),
+        setting("prefix of a chunk", "none where a method names none".to_owned()),
         setting("tokens forced", matrix.forced.to_string()),
         setting("chat template", matrix.chat.to_string()),
         setting("attention maps", matrix.maps.to_string()),
@@ -367,7 +384,10 @@ pub(crate) fn about(
         setting("tokens of a LongBench prompt at most", most(matrix.max_prompt_tokens, "by the context")),
     ];
     let texts = prefix_texts(variants)?.into_iter();
-    let settings = settings.into_iter().chain(texts.map(|(prefix, hash)| setting(&prefix, hash)));
+    let calibrated =
+        variants.iter().any(is_sam_kv).then(|| setting("stable layers of SamKV", stable_layers()));
+    let settings = settings.into_iter().chain(calibrated);
+    let settings = settings.chain(texts.map(|(prefix, hash)| setting(&prefix, hash)));
     let now = machine::now();
     let (isa, processor) = processors(&**device);
     Ok(RunInfo {

@@ -2,15 +2,15 @@
 
 use refrain::engine::{AttendedToken, Explanation};
 
-use unicode_width::UnicodeWidthStr as _;
+use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 use crate::output::one_line;
 
 /// Longest label shown, in characters.
 const LABEL: usize = 28;
 
-/// The question's most attended tokens in their context, those that were recomputed marked.
-pub(crate) fn explained(explanation: &Explanation, colour: bool) -> String {
+/// The question's most attended tokens in their context, those that were recomputed marked. The context is cut to so many columns.
+pub(crate) fn explained(explanation: &Explanation, colour: bool, columns: Option<usize>) -> String {
     if explanation.tokens.is_empty() {
         return "there is no document whose tokens could be shown\n".to_owned();
     }
@@ -19,11 +19,13 @@ pub(crate) fn explained(explanation: &Explanation, colour: bool) -> String {
     let mut text = format!("What the question attends to most ({recomputed}, {cached}):\n");
     let labels: Vec<String> = explanation.tokens.iter().map(|token| short(&token.label)).collect();
     let width = labels.iter().map(|label| label.width()).max().unwrap_or(0);
+    // A share of seven columns stands before the label, and two spaces behind each of both.
+    let room = columns.map(|columns| columns.saturating_sub(width + 11));
     for (token, label) in explanation.tokens.iter().zip(&labels) {
         let space = " ".repeat(width - label.width());
         let share = format!("{:.1} %", 100.0 * token.share);
         let share = if share == "0.0 %" { "<0.1 %".to_owned() } else { share };
-        text.push_str(&format!("{share:>7}  {label}{space}  {}\n", in_context(token, colour)));
+        text.push_str(&format!("{share:>7}  {label}{space}  {}\n", in_context(token, colour, room)));
     }
     let share = 100.0 * explanation.recomputed_share;
     text.push_str(&format!(
@@ -32,13 +34,43 @@ pub(crate) fn explained(explanation: &Explanation, colour: bool) -> String {
     text
 }
 
-fn in_context(token: &AttendedToken, colour: bool) -> String {
+/// The token between the texts around it, of which as much is shown as `room` columns hold.
+fn in_context(token: &AttendedToken, colour: bool, room: Option<usize>) -> String {
     // Spaces stay outside the mark, and line ends do not break the list.
     let text = one_line(&token.text);
     let (before, after) = (one_line(&token.before), one_line(&token.after));
     let word = if text.trim().is_empty() { "␣" } else { text.trim() };
     let lead = if text.starts_with(' ') && !before.ends_with(' ') { " " } else { "" };
-    format!("…{}{lead}{}{after}…", before.trim_start(), mark(word, token.recomputed, colour))
+    let (mut before, mut after) = (before.trim_start(), after.as_str());
+    if let Some(room) = room {
+        let marks = if colour { 0 } else { 2 };
+        let around = room.saturating_sub("……".width() + lead.width() + word.width() + marks);
+        // A text that is shorter than its half leaves the rest to the other.
+        let half = around / 2;
+        after = beginning(after, half.max(around.saturating_sub(before.width())));
+        before = end(before, around - after.width());
+    }
+    format!("…{before}{lead}{}{after}…", mark(word, token.recomputed, colour))
+}
+
+/// As much of a text's beginning as fits into so many columns.
+fn beginning(text: &str, columns: usize) -> &str {
+    let mut width = 0;
+    let is_over = |(_, c): &(usize, char)| {
+        width += c.width().unwrap_or(0);
+        width > columns
+    };
+    &text[..text.char_indices().find(is_over).map_or(text.len(), |(at, _)| at)]
+}
+
+/// As much of a text's end as fits into so many columns.
+fn end(text: &str, columns: usize) -> &str {
+    let mut width = 0;
+    let is_over = |(_, c): &(usize, char)| {
+        width += c.width().unwrap_or(0);
+        width > columns
+    };
+    &text[text.char_indices().rev().find(is_over).map_or(0, |(at, c)| at + c.len_utf8())..]
 }
 
 fn mark(word: &str, recomputed: bool, colour: bool) -> String {
@@ -79,7 +111,8 @@ mod tests {
             recomputed,
         };
         let tokens = vec![token(" 5", true), token("\n", false)];
-        let text = explained(&Explanation { tokens, recomputed_share: 0.5, chunks: Vec::new() }, false);
+        let explanation = Explanation { tokens, recomputed_share: 0.5, chunks: Vec::new() };
+        let text = explained(&explanation, false, None);
         assert!(
             text.contains(" 25.0 %  A manual of conside…th (2/3)  …the bolt takes [5] Nm [2J, no more…"),
             "{text}"
@@ -87,6 +120,32 @@ mod tests {
         assert!(text.contains("‹␣›") && text.contains("have 50 %"), "{text}");
         assert!(!text.contains('\x1b'), "{text}");
         let none = Explanation { tokens: Vec::new(), recomputed_share: 0.0, chunks: Vec::new() };
-        assert_eq!(explained(&none, false), "there is no document whose tokens could be shown\n");
+        assert_eq!(explained(&none, false, None), "there is no document whose tokens could be shown\n");
+    }
+
+    #[test]
+    fn contexts_are_cut_around_the_token_to_the_terminal() {
+        let row = |before: &str, after: &str, columns| {
+            let token = AttendedToken {
+                position: 7,
+                share: 0.25,
+                chunk: 0,
+                label: "Bolts".to_owned(),
+                before: before.to_owned(),
+                text: "Nm".to_owned(),
+                after: after.to_owned(),
+                recomputed: true,
+            };
+            let explanation = Explanation { tokens: vec![token], recomputed_share: 0.5, chunks: Vec::new() };
+            explained(&explanation, false, Some(columns)).lines().nth(1).unwrap().to_owned()
+        };
+        let (long, wide) = ("abcdefghij".repeat(8), "日本".repeat(40));
+        assert_eq!(row(&long, &long, 36), " 25.0 %  Bolts  …defghij[Nm]abcdefg…");
+        assert_eq!(row("a ", &long, 36), " 25.0 %  Bolts  …a [Nm]abcdefghijab…");
+        assert_eq!(row(&long, " a", 36), " 25.0 %  Bolts  …ijabcdefghij[Nm] a…");
+        for (columns, around) in [(36, &long), (37, &wide), (80, &wide), (10, &long)] {
+            let row = row(around, around, columns);
+            assert!(row.width() <= columns.max(22) && row.contains("[Nm]"), "{row}");
+        }
     }
 }

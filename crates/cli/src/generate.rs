@@ -9,10 +9,10 @@ use refrain::engine::{Advance, GenerateRequest, Instructions, TokenEvent};
 use serde_json::json;
 
 use crate::args;
-use crate::ask::{as_json, asked_text, stats_line};
+use crate::ask::{as_json, asked_text, stats_line, warn_of_cut_form};
 use crate::documents::{Documents, read_documents};
 use crate::ingest::ingest_to_answer;
-use crate::limits::{check_biases, with_room};
+use crate::limits::{check_biases, check_sampling, grammar, with_room};
 use crate::methods;
 use crate::output::{Exit, NotPrinted, STOPPED, bytes, number, paint, percent, plain, print_json};
 use crate::settings::Context;
@@ -22,10 +22,10 @@ use crate::table::columns;
 /// `refrain generate`
 pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
     let text = asked_text(&args.prompt, "prompt")?;
-    let (method, policy) = (methods::asked(context, &args.method)?, methods::policy(&args.evict)?);
     let mut sampling = args.sampling.sampling();
-    sampling.check()?;
+    check_sampling(&sampling)?;
     let structured = args.structured.output()?;
+    let (method, policy) = (methods::asked(context, &args.method)?, methods::policy(&args.evict)?);
     let Documents { documents, failures, .. } = read_documents(context.console, &args.docs)?;
     let around = Instructions {
         system: args.system.clone(),
@@ -36,6 +36,7 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
     };
     let engine = context.open_engine(&around)?;
     check_biases(&engine, &sampling)?;
+    let grammar = grammar(&engine, structured.as_ref())?;
     let prompt = engine.prompt(&documents, &text, &around)?;
     if !context.max_tokens_given && sampling.max_tokens.to_string() == args::LONG_ANSWER {
         // The default is cut to the room in the context.
@@ -57,24 +58,25 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
     }
     let request = GenerateRequest {
         eviction: policy.built.clone(),
-        grammar: structured.map(|output| engine.grammar(&output)).transpose()?,
+        grammar,
         speculative_tokens: args.speculation.num_speculative_tokens,
         ignore_eos: args.ignore_end,
         ..GenerateRequest::new(method.built.clone(), sampling.clone())
     };
     let mut page = Page::new(context, prompt.len());
-    let mut prefill = engine.prefill(&prompt, request)?;
+    let mut prefill = engine.prefill(&prompt, request.clone())?;
     while prefill.advance()? != Advance::Done {
         running.check()?;
     }
     let answer = prefill.answer(|progress| page.show(progress) && !running.is_interrupted())?;
     page.finish()?;
+    warn_of_cut_form(context, &request, &answer);
     if context.json {
         let mut value = as_json(&method, &policy, &answer);
         value["failures"] = json!(failures);
         print_json(&value)?;
     } else {
-        let line = stats_line(&method, &policy, &answer.stats, ingested.as_ref());
+        let line = stats_line(&method, &policy, &answer, ingested.as_ref());
         context.say(&paint("2", &line, &io::stderr()));
     }
     // The text that there is was written, and the status tells that there is no more.

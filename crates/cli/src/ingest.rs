@@ -1,11 +1,12 @@
 //! `refrain ingest`: documents are prefilled once and kept.
 
+use std::collections::HashSet;
 use std::io;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use refrain::Library;
-use refrain::corpus::StoredDocument;
+use refrain::corpus::{DocumentStore, StoredDocument};
 use refrain::engine::{Advance, Document, Engine, Ingest, IngestReport, Prompt, PromptChunk, rate};
 use serde_json::json;
 
@@ -13,7 +14,7 @@ use crate::args;
 use crate::documents::{Documents, read_documents, unread};
 use crate::methods::{self, Method};
 use crate::output::{
-    self, Exit, Fail, SOME_FAILED, STOPPED, broken, bytes, count, print, print_json, seconds, show,
+    self, Exit, Fail, SOME_FAILED, STOPPED, broken, bytes, count, one_line, print, print_json, seconds, show,
 };
 use crate::settings::Context;
 use crate::signals::{Interrupt, Interrupted, Interruptible};
@@ -67,12 +68,39 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
 
 /// Records documents, so that searches find them. Their chunks are of use without it, so that a failure is a warning.
 fn keep(context: &Context, engine: &Engine, documents: &[Document]) -> Option<Vec<StoredDocument>> {
-    let store = context.documents(engine.store());
-    let kept = store.and_then(|store| Library::keep(engine, store, documents));
+    let record = |store: Box<dyn DocumentStore>| {
+        let (before, _) = store.local().list(&engine.settings().namespace, "", usize::MAX)?;
+        let kept = Library::keep(engine, store, documents)?;
+        if let Some(said) = of_same_titles(&before, &kept) {
+            context.say(&said);
+        }
+        Ok(kept)
+    };
+    let kept = context.documents(engine.store()).and_then(record);
     let warn = |error: &_| {
         output::warn(&format!("`refrain ask --search` does not find these documents: {error}"));
     };
     kept.inspect_err(warn).ok()
+}
+
+/// Names the documents of `before` that are none of `kept` and have the title of one: an edited file is another document beside them.
+fn of_same_titles(before: &[StoredDocument], kept: &[StoredDocument]) -> Option<String> {
+    let ids: HashSet<&str> = kept.iter().map(|document| document.id.as_str()).collect();
+    let titles: HashSet<&str> = kept.iter().map(|document| document.title.as_str()).collect();
+    let is_same = |document: &&StoredDocument| {
+        titles.contains(document.title.as_str()) && !ids.contains(document.id.as_str())
+    };
+    let mut others = before.iter().filter(|document| !document.title.is_empty()).filter(is_same);
+    let first = others.next()?;
+    let more = match others.count() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    Some(one_line(&format!(
+        "searches also find the document {} with the same title, {:?}{more}: if its text is an older one, remove it with \
+         `refrain documents rm {}`",
+        first.id, first.title, first.id
+    )))
 }
 
 /// Computes the chunks that the store lacks, with a progress bar, until all are there or a signal stops it; tells whether all are there.

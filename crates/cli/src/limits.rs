@@ -1,9 +1,24 @@
-//! Checks of a request against the model: the tokens of its biases, and the room in the context.
+//! Checks of a request: its sampling, its form, the tokens of its biases, and the room in the context.
 
 use anyhow::Result;
-use refrain::engine::{Engine, Error, Sampling};
+use refrain::engine::{Engine, Error, Grammar, Sampling, StructuredOutput};
 
 use crate::output::Fail;
+
+/// # Errors
+/// If an option of the sampling is out of its range.
+pub(crate) fn check_sampling(sampling: &Sampling) -> Result<()> {
+    Ok(sampling.check().map_err(|error| Fail::usage(error.to_string()))?)
+}
+
+/// The grammar of the form that the answer is held to.
+///
+/// # Errors
+/// If the form is wrong.
+pub(crate) fn grammar(engine: &Engine, form: Option<&StructuredOutput>) -> Result<Option<Grammar>> {
+    let made = form.map(|form| engine.grammar(form)).transpose();
+    Ok(made.map_err(|error| Fail::usage(error.to_string()))?)
+}
 
 /// # Errors
 /// If --logit-bias names a token that the model does not have.

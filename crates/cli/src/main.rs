@@ -43,15 +43,15 @@ use clap::{ArgMatches, FromArgMatches};
 use refrain::engine::{DeviceFailure, keep_large_memory_apart};
 
 use crate::args::{Bench, Cli, Command, Eval};
+use crate::output::Fail;
 use crate::settings::Context;
 
 fn main() -> ExitCode {
     keep_large_memory_apart();
     let given: Vec<OsString> = std::env::args_os().collect();
-    // Errors before the options are known go where the words of the command line say.
-    let asked_json = given.iter().any(|word| word == "--json" || word == "--json=true");
     let (json, result) = match parse(&given) {
-        Err(error) => (asked_json, Err(error)),
+        // Errors before the options are known go where the command line, or else the environment, says.
+        Err(error) => (args::asks_json(&given), Err(error)),
         Ok((cli, matches)) => {
             let json = cli.global.json;
             // Steps of the engine tell a device's failure as an error; measurements call devices between them.
@@ -81,7 +81,7 @@ fn parse(given: &[OsString]) -> Result<(Cli, ArgMatches)> {
 
 fn dispatch(cli: Cli, matches: &ArgMatches) -> Result<()> {
     // A wrong REFRAIN_CPU is told before anything is computed.
-    refrain::kernels::Isa::selected()?;
+    refrain::kernels::Isa::selected().map_err(|error| Fail::usage(error.to_string()))?;
     let context = Context::new(cli.global, args::innermost(matches))?;
     // A server derives the namespaces of its clients with the key.
     if let Command::Ingest(_)

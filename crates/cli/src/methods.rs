@@ -58,6 +58,7 @@ fn hint<T>(registry: &Registry<T>, text: &str, error: &Error) -> &'static str {
         (_, Some((first, _))) if registry.entry(first).is_ok() => {
             "several are separated by `;`, as in 'pie;a3:ratio=0.2,smoothing=3'"
         }
+        _ if text == "auto" => "auto is a choice of one command: name the methods, such as drift or pie",
         _ => "`refrain methods` shows methods and policies with their options",
     }
 }

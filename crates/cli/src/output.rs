@@ -121,18 +121,19 @@ pub(crate) fn report(error: &anyhow::Error, json: bool) -> ExitCode {
         None => fail.and_then(|fail| fail.hint.clone()),
     };
     let usage = fail.is_some_and(|fail| fail.usage)
-        || matches!(error.downcast_ref(), Some(refrain::Error::Address { .. }));
+        || matches!(error.downcast_ref(), Some(refrain::Error::Address { .. }))
+        || matches!(error.downcast_ref(), Some(refrain_eval::Error::Usage(_)));
     if json {
         let _ = print_json(&serde_json::json!({ "error": causes.join(": "), "hint": hint }));
     }
-    let mut text = format!("{} {}\n", paint("1;31", "error:", &io::stderr()), causes[0]);
+    let mut text = format!("{} {}", paint("1;31", "error:", &io::stderr()), plain(&causes[0]));
     for cause in &causes[1..] {
-        text.push_str(&format!("  because: {}\n", cause.replace('\n', "\n  ")));
+        text.push_str(&format!("\n  because: {}", plain(cause).replace('\n', "\n  ")));
     }
     if let Some(hint) = hint {
-        text.push_str(&format!("{} {hint}\n", paint("1;36", "hint:", &io::stderr())));
+        text.push_str(&format!("\n{} {}", paint("1;36", "hint:", &io::stderr()), plain(&hint)));
     }
-    let _ = io::stderr().write_all(text.as_bytes());
+    say(&text);
     ExitCode::from(if usage { 2 } else { 1 })
 }
 

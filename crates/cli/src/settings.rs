@@ -1,8 +1,8 @@
 //! The resolved options: folders, engine, store, methods.
 
 use std::cell::OnceCell;
-#[cfg(feature = "remote")]
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use refrain::engine::{Engine, Instructions, Prefix, Settings};
 use refrain::folders::{data_folder, models_folder, tilde};
 use refrain::model::ModelFiles;
 use refrain::quantities::Quota;
-use refrain::store::{Limits, NamespaceKey, SHARED, Store, hex};
+use refrain::store::{Limits, NamespaceKey, SHARED, Store, hex, holds_store};
 use refrain::{AUTO, Choice, EngineOptions, choice, resolve};
 use sha2::{Digest, Sha256};
 
@@ -24,6 +24,16 @@ use crate::output::{Console, Fail, show};
 
 /// Least bytes of a store in memory: nothing of a sample may be prefilled again.
 const MEMORY: u64 = 4 << 30;
+
+/// The content of the folder that is to hold the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StoreFolder {
+    Missing,
+    Empty,
+    Store,
+    /// Files that are not a store's.
+    Other,
+}
 
 /// The options of every command, resolved.
 #[derive(Clone, Debug)]
@@ -42,14 +52,12 @@ pub(crate) struct Context {
     /// Whether the most tokens of an answer were given, and not left at their default.
     pub(crate) max_tokens_given: bool,
     /// The options that the command line or the environment gives.
-    #[cfg(feature = "remote")]
     given: BTreeSet<String>,
     /// The method and prefix that `auto` stands for, once they are asked for.
     choice: OnceCell<Choice>,
 }
 
 /// The options that the command line or the environment gives.
-#[cfg(feature = "remote")]
 fn given(matches: &ArgMatches) -> BTreeSet<String> {
     let is_given = |id: &&clap::Id| {
         let source = matches.value_source(id.as_str());
@@ -75,11 +83,9 @@ impl Context {
         let max_tokens = matches.try_contains_id("max_tokens").unwrap_or(false);
         let max_tokens_given =
             max_tokens && matches.value_source("max_tokens") != Some(ValueSource::DefaultValue);
-        #[cfg(feature = "remote")]
         let given = given(matches);
         let data_folder = data_folder();
         Ok(Context {
-            #[cfg(feature = "remote")]
             given,
             json,
             console,
@@ -94,7 +100,6 @@ impl Context {
     }
 
     /// Whether the command line or the environment gives an option, by its name with underscores.
-    #[cfg(feature = "remote")]
     pub(crate) fn is_given(&self, option: &str) -> bool {
         self.given.contains(option)
     }
@@ -121,29 +126,46 @@ impl Context {
         Ok(Store::open(&self.store, limits)?)
     }
 
-    /// The store that the options name, for a command that looks after what is there: no folder is made. The default folder is an empty
-    /// store until something is ingested.
+    /// The store that the options name, for a command that looks after what is there: nothing is made. An empty folder is an empty store,
+    /// and so is the default folder until something is ingested.
     pub(crate) fn existing_store(&self) -> Result<Store> {
-        match (self.lacks_store(), &self.global.store) {
-            (false, _) => self.open_store(),
-            (true, None) => Ok(Store::in_memory(0)),
-            (true, Some(_)) => Err(self.no_store()),
+        match (self.store_folder(), &self.global.store) {
+            (StoreFolder::Store, _) => self.open_store(),
+            (StoreFolder::Empty, _) | (StoreFolder::Missing, None) => Ok(Store::in_memory(0)),
+            (StoreFolder::Missing, Some(_)) | (StoreFolder::Other, _) => Err(self.no_store()),
         }
     }
 
-    /// Whether the store's folder is missing, and no object store has its chunks.
+    /// Whether the store's folder holds no store, and no object store has its chunks.
     pub(crate) fn lacks_store(&self) -> bool {
+        self.store_folder() != StoreFolder::Store
+    }
+
+    /// The content of the store's folder. Opening the store tells the error of a folder that cannot be read.
+    fn store_folder(&self) -> StoreFolder {
         #[cfg(feature = "remote")]
         if self.global.remote.is_some() {
-            return false;
+            return StoreFolder::Store;
         }
-        self.store.try_exists().is_ok_and(|is_there| !is_there)
+        let is_empty = self.store.read_dir().map(|mut entries| entries.next().is_none());
+        match is_empty {
+            Err(error) if error.kind() == ErrorKind::NotFound => StoreFolder::Missing,
+            Err(_) => StoreFolder::Store,
+            Ok(true) => StoreFolder::Empty,
+            Ok(false) if holds_store(&self.store) => StoreFolder::Store,
+            Ok(false) => StoreFolder::Other,
+        }
     }
 
     /// The error of a store that is missing.
     pub(crate) fn no_store(&self) -> anyhow::Error {
-        let fail = Fail::new(format!("there is no store at {}", tilde(&self.store)));
-        fail.hint("`refrain ingest FILES` makes one; --store names another folder").into()
+        let (folder, hint) =
+            (tilde(&self.store), "`refrain ingest FILES` makes one; --store names another folder");
+        let fail = match self.store_folder() {
+            StoreFolder::Other => Fail::new(format!("{folder} holds no store, but other files")),
+            _ => Fail::new(format!("there is no store at {folder}")),
+        };
+        fail.hint(hint).into()
     }
 
     /// How often documents are brought in line with other machines; none if they are not shared.

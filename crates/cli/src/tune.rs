@@ -40,6 +40,8 @@ const ROUNDS: usize = 4;
 const AROUND: usize = 256;
 /// Answers to a question that are decoded together.
 const BATCH: usize = 8;
+/// Fewer questions than this are told to decide little.
+const FEW: usize = 8;
 
 /// A question of the user's file.
 #[derive(Debug, Deserialize)]
@@ -137,6 +139,16 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
         speedup: chosen.speedup,
     };
     file.write(&path)?;
+    if answered < FEW {
+        let back = match args.output {
+            Some(_) => "",
+            None => ", and `refrain tune --forget` goes back to what is built in",
+        };
+        warn(&format!(
+            "the choice rests on {} alone: --samples, or --questions with your own, gives more{back}",
+            count(answered, "question")
+        ));
+    }
     let report = write_report(&folder, &about, &records)?;
     if context.json {
         let report = json_paths(&report);

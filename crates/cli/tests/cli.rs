@@ -360,8 +360,36 @@ fn broken_documents_and_empty_questions_are_named() {
     home.run(&["ingest", "nowhere.md"]).failed(1, &["nowhere.md"]);
     let records = home.write("records.jsonl", "{\"text\": \"fine\"}\n{\"title\": \"no text\"}\n");
     home.run(&["ingest", records.to_str().unwrap()]).failed(1, &["records.jsonl", "line 2", "text"]);
-    home.run(&["ask", " "]).failed(1, &["question is empty"]);
-    home.run(&["ask", "-"]).failed(1, &["question is empty"]);
+    home.run(&["ask", " "]).failed(2, &["question is empty"]);
+    home.run(&["ask", "-"]).failed(2, &["question is empty"]);
+}
+
+#[test]
+fn wrong_values_of_options_end_with_2() {
+    let home = Home::new();
+    for (option, value, named) in [
+        ("--max-tokens", "0", "max_tokens = 0"),
+        ("--temperature", "-1", "temperature = -1"),
+        ("--top-p", "0", "top_p = 0"),
+        ("--repetition-penalty", "0", "repetition_penalty = 0"),
+        ("--min-p", "2", "min_p = 2"),
+        ("--logit-bias", "5=nan", "logit_bias"),
+        ("--chunk-tokens", "0", "--chunk-tokens"),
+    ] {
+        // No model is needed to tell them.
+        for command in ["ask", "generate"] {
+            let words = [command, "why", "--model", "nothing.gguf", option, value];
+            home.run(&words).failed(2, &[named]);
+        }
+    }
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    for (option, value, named) in [("--choice", "", "none of them empty"), ("--regex", "(", "grammar")] {
+        for command in ["ask", "generate"] {
+            let words =
+                [command, "why", "--model", model.to_str().unwrap(), "--prefix", "none", option, value];
+            home.run(&words).failed(2, &[named]);
+        }
+    }
 }
 
 #[test]
@@ -372,7 +400,7 @@ fn flags_go_before_environment_before_file_before_default() {
     assert!(!home.path("data").exists(), "a command that looks makes no store");
     let names = ["from-file", "from-variable", "from-flag"];
     let [file, variable, flag] =
-        names.map(|name| home.write(&format!("{name}/.keep"), "").with_file_name(""));
+        names.map(|name| home.write(&format!("{name}/index.lock"), "").with_file_name(""));
     home.write("config/refrain/config.toml", format!("store = {file:?}\n[ask]\nmin-tokens = 3\n"));
     assert!(place(home.run(&["store", "ls"])).contains("from-file"));
     let with_variable =
@@ -403,7 +431,7 @@ fn a_wrong_instruction_set_is_told_at_start() {
     let home = Home::new();
     let mut command = home.command(&["methods", "pie"]);
     let ran = Ran::of(command.env("REFRAIN_CPU", "avx9").output().unwrap());
-    ran.failed(1, &["REFRAIN_CPU", "avx9", "portable", "unset"]);
+    ran.failed(2, &["REFRAIN_CPU", "avx9", "portable", "unset"]);
 }
 
 #[test]
@@ -411,13 +439,19 @@ fn configuration_files_are_checked() {
     let home = Home::new();
     let file = home.write("other.toml", "threads = 2\n[ask]\ncolour = \"red\"\n");
     let named = ["methods", "--config", file.to_str().unwrap()];
-    home.run(&named).failed(1, &["other.toml", "ask.colour", "temperature"]);
+    home.run(&named).failed(2, &["other.toml", "ask.colour", "temperature"]);
     home.write("other.toml", "json = true\nquiet = true\nthreads = \"two\"\n");
-    home.run(&named).failed(1, &["other.toml", "threads", "two"]);
+    home.run(&named).failed(2, &["other.toml", "threads", "two"]);
     home.write("other.toml", "threads = \n");
-    home.run(&named).failed(1, &["other.toml", "TOML"]);
+    home.run(&named).failed(2, &["other.toml", "TOML"]);
     home.run(&["--config", file.to_str().unwrap(), "ask", "--help"]).good();
-    home.run(&["methods", "--config", "nowhere.toml"]).failed(1, &["nowhere.toml"]);
+    let nowhere = ["methods", "--config", "nowhere.toml"];
+    assert_eq!(home.run(&nowhere).failed(2, &["nowhere.toml"]).out, "");
+    // The error is JSON where the environment asks for it and the command line does not decline.
+    let json = |words: &[&str]| Ran::of(home.command(words).env("REFRAIN_JSON", "yes").output().unwrap());
+    let told: Value = serde_json::from_str(&json(&nowhere).failed(2, &["nowhere.toml"]).out).unwrap();
+    assert!(told["error"].as_str().unwrap().contains("nowhere.toml"), "{told}");
+    assert_eq!(json(&[&nowhere[..], &["--json=false"]].concat()).failed(2, &[]).out, "");
     home.write("other.toml", "json = true\n");
     assert!(home.run(&named).good().out.starts_with('['));
 }
@@ -664,11 +698,11 @@ fn a_prompt_longer_than_the_context_is_refused_before_anything_is_computed() {
     home.run(&["ask", "--max-tokens", "9000", "How far?"])
         .failed(1, &["9000", "context is 8192", "hint: --max-tokens 8"]);
     home.run(&["ask", &"far ".repeat(9000)]).failed(1, &["hint: ask a shorter question"]);
-    home.run(&["ask", "--temperature", "-1", "How far?"]).failed(1, &["temperature = -1 is out of range"]);
+    home.run(&["ask", "--temperature", "-1", "How far?"]).failed(2, &["temperature = -1 is out of range"]);
     home.run(&["ask", "--max-tokens", "-1", "How far?"]).failed(2, &["invalid value '-1' for '--max-tokens"]);
     home.run(&["ask", "--logit-bias", "99999999=1", "How far?"])
         .failed(2, &["--logit-bias: the model has 49152 tokens, and none of id 99999999"]);
-    home.run(&["ask", "--top-p", "0", "How far?"]).failed(1, &["top_p"]);
+    home.run(&["ask", "--top-p", "0", "How far?"]).failed(2, &["top_p"]);
     home.run(&["bench", "ttft", "--lengths", "9000"]).failed(2, &["9000"]);
 }
 

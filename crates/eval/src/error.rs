@@ -19,6 +19,9 @@ pub enum Error {
     /// A matrix or a run names something that does not exist.
     #[error("{0}")]
     Invalid(String),
+    /// The matrix or the options of a run are wrong.
+    #[error("{0}")]
+    Usage(String),
     /// The judge gave no reply.
     #[error("judge {url}: {reason}")]
     Judge {

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+use crate::tasks::is_known;
 use crate::{Error, Result, RunOptions};
 
 /// Least tokens that a LongBench prompt is cut to.
@@ -114,7 +115,7 @@ pub struct TaskSpec {
 }
 
 impl TaskSpec {
-    /// Keys that the benchmark reads beside `name`, `limit` and `max_tokens`. A name that does not exist is refused by itself, later.
+    /// Keys that the benchmark reads beside `name`, `limit` and `max_tokens`.
     fn keys(&self) -> &'static [&'static str] {
         match self.name.split_once('/').unwrap_or((&self.name, "")) {
             ("needle", _) => &["lengths", "depths", "style"],
@@ -126,13 +127,22 @@ impl TaskSpec {
         }
     }
 
+    /// The error of a name that does not exist.
+    pub(crate) fn unknown(&self) -> Error {
+        let separated = if self.name.contains(';') { "; several are separated by `,`" } else { "" };
+        Error::Usage(format!("there is no task {:?}{separated}; `refrain eval tasks` lists them", self.name))
+    }
+
     /// Whether the task is generated at lengths.
     pub fn has_lengths(&self) -> bool {
         self.keys().contains(&"lengths")
     }
 
-    /// Refuses keys that say nothing of the task.
+    /// Refuses a name that does not exist, and keys that say nothing of the task.
     fn check(&self) -> Result<()> {
+        if !is_known(&self.name) {
+            return Err(self.unknown());
+        }
         let given = [
             ("lengths", !self.lengths.is_empty()),
             ("depths", self.depths.is_some()),
@@ -146,7 +156,7 @@ impl TaskSpec {
         };
         let known = ["limit", "max_tokens"].iter().chain(keys).map(|key| format!("`{key}`"));
         let known = known.collect::<Vec<_>>().join(", ");
-        Err(Error::Invalid(format!("{name} has no key `{key}`: leave it out; the task's keys are {known}")))
+        Err(Error::Usage(format!("{name} has no key `{key}`: leave it out; the task's keys are {known}")))
     }
 }
 
@@ -192,7 +202,7 @@ impl Matrix {
     /// # Errors
     /// If there is nothing to do, or a number makes no sense.
     pub fn check(&self) -> Result<()> {
-        let refuse = |why: &str| Err(Error::Invalid(why.to_owned()));
+        let refuse = |why: &str| Err(Error::Usage(why.to_owned()));
         if self.tasks.is_empty() {
             return refuse(
                 "there is no task; give --tasks, or a matrix with [[tasks]] (`refrain eval tasks` lists them)",
@@ -307,5 +317,20 @@ mod tests {
             let error = check(&format!("name = '{name}'\n{key} = {value}\n")).unwrap_err().to_string();
             assert!(error.starts_with(&format!("{name} has no key `{key}`")), "{error}");
         }
+    }
+
+    #[test]
+    fn tasks_that_do_not_exist_are_refused_before_their_keys() {
+        let check =
+            |name: &str| TaskSpec { name: name.to_owned(), lengths: vec![9], ..TaskSpec::default() }.check();
+        for name in ["neddle", "ruler/none", "longbench/", "longbench/hotpot", "rag/", "needle;ruler"] {
+            let error = check(name).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("there is no task {name:?}")), "{error}");
+            assert_eq!(error.contains("separated by `,`"), name.contains(';'), "{error}");
+        }
+        for (name, _) in crate::tasks::names() {
+            assert!(is_known(&name), "{name}");
+        }
+        assert!(is_known("longbench/hotpotqa_e") && is_known("longbench/hotpotqa_short"));
     }
 }

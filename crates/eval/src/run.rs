@@ -37,7 +37,8 @@ pub struct RunProgress<'a> {
 pub struct Run {
     folder: PathBuf,
     about: RunInfo,
-    results: Results,
+    /// None where the run has no task and its folder is not made: settings of a run of nothing must not bind later ones.
+    results: Option<Results>,
     /// Records that have an answer and its scores.
     done: HashSet<Key>,
     /// Records with an answer that could not be scored, or that the judge has not graded yet.
@@ -168,16 +169,20 @@ pub fn merge(folder: &Path, parts: impl IntoIterator<Item = (RunInfo, Vec<Record
 }
 
 impl Run {
-    /// Opens the folder of a run, or makes it. Answers that the folder already has are not made again. Those that a judge has yet to
+    /// Opens the folder of a run, or makes it, unless the run has no task. Answers that the folder already has are not made again. Those that a judge has yet to
     /// grade are only graded.
     ///
     /// # Errors
     /// If the folder cannot be written, another run is writing there, or its results were made with other settings.
     pub fn open(folder: &Path, mut about: RunInfo) -> Result<Run> {
-        std::fs::create_dir_all(folder).map_err(|error| Error::data(folder, error))?;
-        let mut results = UnlockedResults::open(folder)?.lock()?;
-        let records = results.records()?;
-        let changes = if folder.join("about.json").exists() {
+        let is_made = folder.join("about.json").exists();
+        let mut results = None;
+        if is_made || !about.tasks.is_empty() {
+            std::fs::create_dir_all(folder).map_err(|error| Error::data(folder, error))?;
+            results = Some(UnlockedResults::open(folder)?.lock()?);
+        }
+        let records = results.as_mut().map_or_else(|| Ok(Vec::new()), Results::records)?;
+        let changes = if is_made {
             let mut known = read_about(folder)?;
             known.keep_judges_of(&records);
             about.continue_from(&known).map_err(|reason| Error::data(folder, reason))?
@@ -210,11 +215,14 @@ impl Run {
         self.done.iter().filter(|key| key.0 == model).count()
     }
 
-    /// Writes `about.json`, with the time that the run has taken so far.
+    /// Writes `about.json`, with the time that the run has taken so far, unless the run has no task.
     ///
     /// # Errors
     /// If the folder cannot be written.
     pub fn write_about(&self) -> Result<()> {
+        if self.results.is_none() {
+            return Ok(());
+        }
         let path = self.folder.join("about.json");
         let about = RunInfo {
             seconds: self.about.seconds + self.opened.elapsed().as_secs_f64(),
@@ -293,7 +301,10 @@ impl Run {
     }
 
     fn append(&mut self, record: Record) -> Result<()> {
-        self.results.append(&record)?;
+        let Some(results) = &mut self.results else {
+            return Err(Error::data(&self.folder, "a run without a task takes no answer"));
+        };
+        results.append(&record)?;
         if record.error.is_none() && self.about.is_graded(&record) {
             self.done.insert(key(&record));
         }
@@ -332,20 +343,34 @@ pub fn left(done: usize, total: usize, elapsed: Duration) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::TaskInfo;
+
+    #[test]
+    fn a_run_without_a_task_makes_no_folder() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("run");
+        let about = |seed, tasks| RunInfo { seed, tasks, ..RunInfo::default() };
+        Run::open(&folder, about(42, Vec::new())).unwrap().write_about().unwrap();
+        assert!(!folder.exists());
+        drop(Run::open(&folder, about(7, vec![TaskInfo::default()])).unwrap());
+        let error = Run::open(&folder, about(42, Vec::new())).unwrap_err();
+        assert!(error.to_string().contains("seed 7, not 42"), "{error}");
+    }
 
     /// A run that read before it had the lock would miss what the other appended in between, and cut it off.
     #[test]
     fn a_line_appended_between_opening_and_locking_is_kept() {
         let folder = tempfile::tempdir().unwrap();
         let record = |sample: &str| Record { sample: sample.to_owned(), ..Record::default() };
+        let about = || RunInfo { tasks: vec![TaskInfo::default()], ..RunInfo::default() };
         let append = |sample| {
-            Run::open(folder.path(), RunInfo::default()).unwrap().append(record(sample)).unwrap();
+            Run::open(folder.path(), about()).unwrap().append(record(sample)).unwrap();
         };
         append("first");
         let late = UnlockedResults::open(folder.path()).unwrap();
         append("second");
         let mut late = late.lock().unwrap();
-        let error = Run::open(folder.path(), RunInfo::default()).unwrap_err();
+        let error = Run::open(folder.path(), about()).unwrap_err();
         assert!(error.to_string().contains("another run is writing here"), "{error}");
         let samples =
             |records: Vec<Record>| records.into_iter().map(|record| record.sample).collect::<Vec<_>>();

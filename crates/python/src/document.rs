@@ -108,13 +108,15 @@ fn given(list: &Bound<'_, PyAny>) -> PyResult<Vec<Given>> {
     Ok(all)
 }
 
-/// Documents of an iterable of documents and texts.
+/// Documents of an iterable of documents and texts, without those whose text is blank, as files without text give none.
 pub(crate) fn documents(list: &Bound<'_, PyAny>) -> PyResult<Vec<refrain::Document>> {
     let document = |given| match given {
         Given::Document(document) => Ok(document),
         Given::Chunk(_) => Err(PyTypeError::new_err("a chunk is prefilled already: documents are ingested")),
     };
-    given(list)?.into_iter().map(document).collect()
+    let mut documents = given(list)?.into_iter().map(document).collect::<PyResult<Vec<_>>>()?;
+    documents.retain(|document| !document.text.trim().is_empty());
+    Ok(documents)
 }
 
 /// Cuts documents into chunks, one after the other; a signal ends it between two of them.

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PyString, PyTuple};
 use refrain::engine::{DeviceChoice, UnknownDevice};
 use refrain::model::Specials;
 use refrain::store::{Limits, hex};
@@ -16,7 +16,7 @@ use crate::chunk::{Chunk, chunks};
 use crate::convert::to_python;
 use crate::error::raise;
 use crate::ingest::{flush, ingest};
-use crate::keywords::count;
+use crate::keywords::{argument, count};
 use crate::opened::{Opened, open};
 use crate::process::free_detached;
 use crate::question::{Asked, Given};
@@ -141,7 +141,7 @@ impl Engine {
 
     /// Prefills documents, and keeps them and their chunks. What is there already is not computed again.
     ///
-    /// documents: `Document` or `str` each.
+    /// documents: `Document` or `str` each; those without text are left out.
     /// method: the method whose statistics of whole documents are kept, too, if it needs some; else the engine's.
     /// progress: is called with tokens computed and tokens to compute, some times a second at most.
     /// Returns counts, bytes and seconds. `not_stored` is the reason why chunks are not in the store's folder, and `unpublished` the number of
@@ -193,8 +193,14 @@ impl Engine {
 
     /// The chunks of an ingested document by its id, as a search gives it: all, or those of some `parts`.
     #[pyo3(signature = (document, parts = None))]
-    fn chunks(&self, py: Python<'_>, document: &str, parts: Option<Vec<u32>>) -> PyResult<Vec<Chunk>> {
+    fn chunks(
+        &self,
+        py: Python<'_>,
+        document: &str,
+        parts: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Vec<Chunk>> {
         let opened = self.opened()?;
+        let parts: Option<Vec<u32>> = parts.map(|parts| argument("parts", parts)).transpose()?;
         let found = py.detach(|| {
             let found = opened.in_library(|library| library.document(document, parts.as_deref()))?;
             chunks(&opened, found)
@@ -294,11 +300,18 @@ impl Engine {
         py: Python<'py>,
         question: String,
         documents: &Bound<'py, PyAny>,
-        methods: Vec<String>,
+        methods: &Bound<'py, PyAny>,
         evict: Option<String>,
         system: Option<String>,
         tokens: i64,
     ) -> PyResult<Bound<'py, PyAny>> {
+        if tokens == 0 {
+            return Err(PyValueError::new_err("tokens = 0 is out of range; choose at least 1"));
+        }
+        if methods.is_instance_of::<PyString>() {
+            return Err(PyTypeError::new_err("methods is a list of methods, not one of them"));
+        }
+        let methods: Vec<String> = argument("methods", methods)?;
         let (given, tokens) = ((Some(documents), None, evict, system), count("tokens", tokens)?);
         let Asked { opened, question } = self.question(py, Question::new(question), given, None)?;
         let methods: Vec<&str> = methods.iter().map(String::as_str).collect();
@@ -338,8 +351,8 @@ impl Engine {
     }
 
     /// The text of token ids.
-    fn decode(&self, py: Python<'_>, tokens: Vec<u32>) -> PyResult<String> {
-        let opened = self.opened()?;
+    fn decode(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>) -> PyResult<String> {
+        let (opened, tokens) = (self.opened()?, argument::<Vec<u32>>("tokens", tokens)?);
         Ok(py.detach(|| opened.engine.tokenizer().decode(&tokens, false)))
     }
 

@@ -45,6 +45,11 @@ pub(crate) fn count<T: TryFrom<i64>>(name: &str, value: i64) -> PyResult<T> {
         .map_err(|_| PyValueError::new_err(format!("{name} = {value} is out of range; choose 0 or more")))
 }
 
+/// The value of an argument, whose error names it.
+pub(crate) fn argument<'py, T: FromPyObjectOwned<'py>>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<T> {
+    value.extract().map_err(|error| named(value.py(), name, Into::<PyErr>::into(error)))
+}
+
 /// A seed, which may be negative, as the server takes it; none with -1, for which one is drawn.
 fn given_seed(value: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
     match value.extract::<Option<i64>>() {

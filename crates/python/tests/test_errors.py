@@ -65,6 +65,22 @@ def test_numbers_out_of_range_name_their_argument(engine, documents, tmp_path):
         engine.compare(QUESTION, documents, ["pie"], tokens=-1)
 
 
+def test_arguments_of_a_wrong_kind_are_named(engine, documents):
+    engine.ingest(documents)
+    with pytest.raises(ValueError, match="^tokens: "):
+        engine.decode([-1])
+    with pytest.raises(TypeError, match="^tokens: "):
+        engine.decode("text")
+    with pytest.raises(ValueError, match="^parts: "):
+        engine.chunks(engine.documents()[0]["id"], [-1])
+    with pytest.raises(ValueError, match="^tokens = 0 is out of range"):
+        engine.compare(QUESTION, documents, ["pie"], tokens=0)
+    with pytest.raises(TypeError, match="^methods is a list of methods"):
+        engine.compare(QUESTION, documents, "pie")
+    with pytest.raises(TypeError, match="^methods: "):
+        engine.compare(QUESTION, documents, [3])
+
+
 def test_texts_that_are_no_unicode_say_so(engine):
     for given in (["a \ud800"], [refrain.Document("fine"), "\udfff"]):
         with pytest.raises(UnicodeEncodeError, match="surrogates not allowed"):

@@ -42,6 +42,13 @@ def test_ingested_documents_are_reused(engine, documents):
     assert stats["cached_tokens"] >= stats["document_tokens"] > 0 == stats["recomputed_tokens"]
 
 
+def test_blank_documents_are_left_out(engine):
+    assert engine.ingest(["", " \n", refrain.Document("\t", title="Blank")])["documents"] == 0
+    assert engine.documents() == []
+    assert engine.ingest(["", "Bearing 4 runs."])["documents"] == 1
+    assert len(engine.documents()) == 1
+
+
 def test_a_search_finds_chunks_that_are_reused(engine, documents, tmp_path):
     assert engine.search(QUESTION) == []
     engine.ingest(documents)

@@ -29,6 +29,16 @@ const OWN_FILES: [&str; 6] = [INDEX, INDEX_LOCK, BROKEN_INDEX, NAMESPACE_KEY, DO
 /// is about to be written.
 pub(crate) const STALE_AFTER: Duration = Duration::from_secs(60);
 
+/// Whether a folder has a file of a store's, or a folder of chunks. One that cannot be read has none.
+pub fn holds_store(folder: &Path) -> bool {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.into_iter().any(|entry| {
+        let name = entry.file_name();
+        let is_name = |name: &str| OWN_FILES.contains(&name) || is_shard(name) && entry.path().is_dir();
+        name.to_str().is_some_and(is_name)
+    })
+}
+
 #[derive(Debug)]
 pub(crate) struct Folder {
     root: PathBuf,

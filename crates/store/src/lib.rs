@@ -49,6 +49,7 @@ pub use chunk::Chunk;
 pub use damage::{damage, unless_it_panics};
 pub use error::{Problem, Result, StoreError};
 pub use file_names::{DOCUMENTS, NEW_DOCUMENTS, TEMPORARY};
+pub use folder::holds_store;
 pub use id::{BosPolicy, ChunkId, UnknownBosPolicy};
 pub use info::{
     ChunkDetail, ChunkInfo, Fetched, GcReport, Listing, PutOutcome, Repair, Scope, Stats, Unusable,

@@ -1,5 +1,7 @@
 //! Options of `refrain eval`.
 
+use std::convert::Infallible;
+use std::num::ParseIntError;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -43,10 +45,10 @@ pub(crate) struct Selection {
     #[arg(value_name = "MATRIX", value_hint = ValueHint::FilePath)]
     pub(crate) matrix: Option<PathBuf>,
     /// Models [default: the matrix's, else --model]
-    #[arg(long, value_name = "MODELS", value_delimiter = ',')]
+    #[arg(long, value_name = "MODELS", value_delimiter = ',', value_parser = parse_name)]
     pub(crate) on: Vec<String>,
-    /// Tasks and suites (`refrain eval tasks`)
-    #[arg(long, value_name = "TASKS", value_delimiter = ',')]
+    /// Tasks and suites (`refrain eval tasks`), separated by `,`
+    #[arg(long, value_name = "TASKS", value_delimiter = ',', value_parser = parse_name)]
     pub(crate) tasks: Vec<String>,
     /// Fusion methods, with options if wanted; vanilla is always among them
     #[arg(long, value_name = "METHODS", value_delimiter = ';')]
@@ -67,7 +69,7 @@ pub(crate) struct Selection {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(16..))]
     pub(crate) max_prompt_tokens: Option<u32>,
     /// Tokens of the contexts that are generated (needle, ruler)
-    #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = parse_length)]
     pub(crate) lengths: Vec<usize>,
     /// Seed of everything drawn [default: 42]
     #[arg(long, value_name = "N")]
@@ -93,6 +95,16 @@ pub(crate) struct Report {
     /// Folder to write report.html, report.md and report.csv to [default: the run's]
     #[arg(long, short, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub(crate) out: Option<PathBuf>,
+}
+
+/// A name of a list, around which spaces may stand.
+fn parse_name(text: &str) -> Result<String, Infallible> {
+    Ok(text.trim().to_owned())
+}
+
+/// A number of a list, around which spaces may stand.
+fn parse_length(text: &str) -> Result<usize, ParseIntError> {
+    text.trim().parse()
 }
 
 /// A URL without a user in it: it is written to the run's folder.

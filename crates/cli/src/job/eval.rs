@@ -109,7 +109,7 @@ fn resolved(context: &Context, mut matrix: Matrix) -> Result<Matrix> {
         matrix.store_dtype = vec![context.global.store_dtype.to_string()];
     }
     if matrix.prefix.is_empty() {
-        matrix.prefix = vec![crate::eval::default_prefix(context).to_string()];
+        matrix.prefix = vec![crate::eval::default_prefix(context)?.to_string()];
     }
     Ok(matrix)
 }

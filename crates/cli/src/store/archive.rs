@@ -1,7 +1,9 @@
 //! `refrain store export` and `import`.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Read};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
@@ -26,20 +28,38 @@ pub(super) fn export(
     let moved = |progress: archive::ArchiveProgress| {
         move_bar(&bar, progress.bytes_done, progress.bytes.unwrap_or(progress.bytes_done));
     };
-    let report = if file == Path::new("-") {
+    let wrong = || format!("cannot write {}", file.display());
+    let to_stdout = file == Path::new("-") || is_stdout(file);
+    let report = if to_stdout {
         archive::export(store, &keys, io::stdout().lock(), moved)?
+    } else if is_written_in_place(file) {
+        let opened = File::create(file).with_context(wrong)?;
+        archive::export(store, &keys, BufWriter::new(opened), moved)?
     } else {
         // The file has a temporary name until it is whole: an archive under its own name is complete.
-        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let wrong = || format!("cannot write {}", file.display());
+        let target = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
+        let folder =
+            target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let mut temporary = tempfile::NamedTempFile::new_in(folder).with_context(wrong)?;
         let report = archive::export(store, &keys, BufWriter::new(temporary.as_file_mut()), moved)?;
         temporary.as_file().sync_all().with_context(wrong)?;
-        temporary.persist(file).with_context(wrong)?;
+        temporary.persist(&target).with_context(wrong)?;
         report
     };
     bar.finish_and_clear();
-    told(context, &report, "exported", file == Path::new("-"))
+    told(context, &report, "exported", to_stdout)
+}
+
+/// Whether a path names the file, pipe or device that is standard output.
+fn is_stdout(file: &Path) -> bool {
+    let stdout = io::stdout().as_fd().try_clone_to_owned().and_then(|stdout| File::from(stdout).metadata());
+    let (Ok(stdout), Ok(named)) = (stdout, fs::metadata(file)) else { return false };
+    (stdout.dev(), stdout.ino()) == (named.dev(), named.ino())
+}
+
+/// Whether a path names a device or a pipe, which no file may replace, or a link to a file that is not there yet.
+fn is_written_in_place(file: &Path) -> bool {
+    fs::metadata(file).map_or_else(|_| file.is_symlink(), |metadata| !metadata.is_file())
 }
 
 pub(super) fn import(context: &Context, store: &Store, file: &Path, namespaces: bool) -> Result<()> {

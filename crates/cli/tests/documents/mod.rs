@@ -308,6 +308,64 @@ fn a_chat_answers_as_long_as_the_context_has_room() {
     assert!(ran.err.contains(&said), "{said}: {}", ran.err);
 }
 
+/// A new conversation has no room for a question that is longer than the context.
+#[test]
+fn a_chat_advises_what_makes_room() {
+    let home = Home::new();
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    let chat = ["chat", "--max-tokens", "100", "--model", model.to_str().unwrap(), "--prefix", "none"];
+    let said = |questions: &[usize]| {
+        let lines: String = questions.iter().map(|words| format!("{}\n", "bolt ".repeat(*words))).collect();
+        home.run_with_input(&chat, &lines).failed(1, &["context is 512"]).err
+    };
+    let long = said(&[1, 600]);
+    assert!(long.contains("ask a shorter question") && !long.contains("/new"), "{long}");
+    let together = said(&[60, 60, 60]);
+    assert!(together.contains("/new forgets what was said"), "{together}");
+}
+
+/// An answer that --max-tokens ends says so, and warns where it may lack a part of its form.
+#[test]
+fn an_answer_that_is_cut_says_so() {
+    let home = Home::new();
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    for command in ["ask", "generate"] {
+        let run = |more: &[&str]| {
+            let words = [command, "How tight?", "--model", model.to_str().unwrap(), "--prefix", "none"];
+            home.run(&[&words, more].concat()).good().err
+        };
+        let said = run(&["--max-tokens", "3"]);
+        assert!(
+            said.contains("; ended after 3 tokens by --max-tokens") && !said.contains("warning"),
+            "{said}"
+        );
+        let form = ["--regex", "[a-z]{40}", "--quiet"];
+        let said = run(&[&form[..], &["--max-tokens", "3"]].concat());
+        assert!(said.starts_with("warning: the answer was ended by --max-tokens 3"), "{said}");
+        assert_eq!(run(&[&form[..], &["--max-tokens", "60"]].concat()), "");
+        let whole = run(&["--choice", "yes", "--max-tokens", "60"]);
+        assert!(whole.contains("TTFT") && !whole.contains("--max-tokens"), "{whole}");
+    }
+}
+
+/// An edited file is another document, and searches find the older one until it is removed.
+#[test]
+fn an_edited_document_is_told_beside_the_older_one() {
+    let home = Home::new();
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    let ingest = |torque: &str| {
+        let file = home.write("bolts.md", format!("# Bolts\n\nA stem bolt is tightened to {torque} Nm."));
+        let (model, file) = (model.to_str().unwrap(), file.to_str().unwrap());
+        home.run(&["ingest", file, "--model", model, "--prefix", "none"]).good().err
+    };
+    let said = "if its text is an older one";
+    let first = ingest("5");
+    assert!(!first.contains(said) && !ingest("5").contains(said), "{first}");
+    let old = home.json(&["documents", "ls"])["documents"][0]["id"].as_str().unwrap().to_owned();
+    let second = ingest("6");
+    assert!(second.contains(said) && second.contains(&format!("`refrain documents rm {old}`")), "{second}");
+}
+
 /// TTFT leaves out the prefill that the answer waited for, so that the statistics name it; an answer from stored chunks waited for none.
 #[test]
 fn statistics_name_the_prefill_before_the_first_token() {

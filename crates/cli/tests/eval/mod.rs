@@ -59,6 +59,39 @@ fn a_matrix_is_run_gone_on_with_and_reported() {
     assert!(elsewhere.join("report.md").is_file());
 }
 
+/// Chunks of a run have no prefix unless one is named, and what SamKV was calibrated to is a setting.
+#[test]
+fn a_run_tells_the_prefix_of_its_chunks_and_keeps_to_its_calibration() {
+    let home = Home::new();
+    let data = questions(&home);
+    let (data, out) = (data.to_str().unwrap(), home.path("run"));
+    let words = [
+        "eval",
+        "run",
+        "--model",
+        TINY,
+        "--tasks",
+        "rag/bolts",
+        "--data",
+        data,
+        "--limit",
+        "1",
+        "--max-tokens",
+        "2",
+    ];
+    let run = |more: &[&str]| home.run(&[&words[..], &["--out", out.to_str().unwrap()], more].concat());
+    run(&["--methods", "pie", "--prefix", "auto"]).failed(2, &["--prefix averaged", "auto is none"]);
+    run(&["--methods", "auto"]).failed(2, &["name the methods"]);
+    run(&["--methods", "sam_kv:block=16"]).good();
+    run(&["--methods", "sam_kv:block=16", "--prefix", "averaged"]).good();
+    let about: Value =
+        serde_json::from_str(&std::fs::read_to_string(out.join("about.json")).unwrap()).unwrap();
+    assert_eq!(about["settings"]["prefix of a chunk"], "none where a method names none", "{about}");
+    assert_eq!(about["settings"]["stable layers of SamKV"], "built in");
+    let methods = about["methods"].to_string();
+    assert!(methods.contains("sam_kv:block=16,prefix=averaged"), "{methods}");
+}
+
 #[test]
 fn answers_that_fail_are_told_by_the_exit_status() {
     let home = Home::new();
@@ -117,8 +150,8 @@ fn a_judge_that_does_not_reply_is_told_before_anything_is_written() {
 fn what_cannot_be_run_says_what_to_do() {
     let home = Home::new();
     let run = |words: &[&str]| home.run(&[&["eval", "run", "--model", TINY], words].concat());
-    run(&[]).failed(1, &["no task", "refrain eval tasks"]);
-    run(&["--tasks", "longbench/hotpotqa"]).failed(1, &["--data", "refrain eval fetch"]);
+    run(&[]).failed(2, &["no task", "refrain eval tasks"]);
+    run(&["--tasks", "longbench/hotpotqa"]).failed(2, &["--data", "refrain eval fetch"]);
     run(&["--tasks", "longbench/hotpotqa", "--data", "nowhere"])
         .failed(1, &["nowhere: there is no such folder", "refrain eval fetch"]);
     let data = home.path("data");
@@ -126,8 +159,16 @@ fn what_cannot_be_run_says_what_to_do() {
     run(&["--tasks", "longbench/all", "--data", data.to_str().unwrap(), "--max-prompt-tokens", "300"])
         .failed(1, &[".jsonl", "refrain eval fetch"]);
     run(&["--tasks", "longbench/hotpotqa", "--lengths", "400"])
-        .failed(1, &["longbench/hotpotqa has no key `lengths`"]);
-    run(&["--tasks", "longbench/hotpot"]).failed(1, &["longbench/hotpot", "refrain eval tasks"]);
+        .failed(2, &["longbench/hotpotqa has no key `lengths`"]);
+    run(&["--tasks", "longbench/hotpot"]).failed(2, &["longbench/hotpot", "refrain eval tasks"]);
+    run(&["--tasks", "neddle", "--lengths", "400"]).failed(2, &["there is no task \"neddle\"", "eval tasks"]);
+    run(&["--tasks", "needle;ruler", "--lengths", "400"]).failed(2, &["separated by `,`"]);
+    run(&["--tasks", "needle", "--limit", "0"]).failed(2, &["at least 1"]);
+    // Names and numbers may have spaces behind commas, and a run of nothing leaves no folder.
+    let out = home.path("nothing");
+    let lists = ["--tasks", "needle, ruler/vt", "--lengths", "99998, 99999", "--out", out.to_str().unwrap()];
+    run(&lists).failed(1, &["no task is left to run", "shorter --lengths"]);
+    assert!(!out.exists());
     run(&["needle"]).failed(1, &["cannot read the matrix needle", "No such file", "--tasks needle"]);
     run(&["--tasks", "needle", "--methods", "a4"]).failed(2, &["a4", "refrain methods"]);
     run(&["--tasks", "needle", "--time-budget", "5"]).failed(2, &["90s"]);

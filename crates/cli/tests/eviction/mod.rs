@@ -86,7 +86,7 @@ fn a_long_text_goes_to_standard_output_and_how_it_goes_to_standard_error() {
     // Past the end token, if asked to.
     let on = ["generate", "Say yes.", "--max-tokens", "40", "--ignore-end"];
     assert_eq!(home.json(&on)["stats"]["answer_tokens"], 40);
-    home.run(&["generate", "-"]).failed(1, &["prompt is empty", "standard input"]);
+    home.run(&["generate", "-"]).failed(2, &["prompt is empty", "standard input"]);
     home.run(&["methods", "morph"]).failed(2, &["morph_kv", "cache_blend"]);
     let long = ["generate", "Count.", "--max-tokens", "9000"];
     home.run(&long).failed(1, &["context", "9000"]);

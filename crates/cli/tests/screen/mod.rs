@@ -90,6 +90,26 @@ fn a_terminated_text_ends_with_its_statistics() {
     Ran::of(text.wait_with_output().unwrap()).failed(130, &["prompt tokens; TTFT"]);
 }
 
+/// Names of files are shown without the control characters that they may have.
+#[test]
+fn errors_fit_a_terminal_and_control_nothing() {
+    let home = Home::new();
+    let missing = format!("{}bolts\u{1b}[2J.md", "a long name of a file ".repeat(6));
+    let shown = home.screen(80, "", &["ingest", &missing]).failed(1, &[]).out;
+    assert!(
+        shown.contains("error: there is no file or folder a long name") && !shown.contains('⏎'),
+        "{shown}"
+    );
+    let said = home.run(&["ingest", &missing]).failed(1, &["bolts [2J.md"]).err;
+    assert!(said.lines().count() == 1 && !said.contains('\u{1b}'), "{said}");
+    // Causes and hints as well.
+    let config = home.write("broken\u{1b}[2J.toml", "threads = \"two\"");
+    let said = home.run(&["methods", "--config", config.to_str().unwrap()]).failed(2, &["because: "]).err;
+    assert!(!said.contains('\u{1b}'), "{said}");
+    let shown = home.screen(80, "", &["ask", "why", "--model", "nothing.gguf"]).failed(1, &[]).out;
+    assert!(shown.contains("hint: known names are ") && !shown.contains('⏎'), "{shown}");
+}
+
 #[test]
 fn lists_fit_a_terminal_and_break_no_word() {
     let home = Home::new();

@@ -112,6 +112,71 @@ fn a_store_that_is_missing_is_told() {
     assert!(!missing.exists() && !home.path("data").exists());
 }
 
+/// Commands that look make nothing in a folder that is named by mistake.
+#[test]
+fn a_folder_without_a_store_is_left_as_it_is() {
+    let home = Home::new();
+    let (other, empty) = (home.write("other/notes.txt", "Bolts.").with_file_name(""), home.path("empty"));
+    std::fs::create_dir(&empty).unwrap();
+    let count = |folder: &Path| std::fs::read_dir(folder).unwrap().count();
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    for command in ["store stats", "store ls", "store verify", "store gc", "documents ls"] {
+        let words: Vec<&str> = command.split(' ').collect();
+        let run = |folder: &Path| home.run(&[&words[..], &["--store", folder.to_str().unwrap()]].concat());
+        run(&other).failed(1, &["other", "holds no store", "refrain ingest", "--store"]);
+        run(&empty).good();
+    }
+    let search = ["ask", "Why?", "--search", "--model", model.to_str().unwrap(), "--prefix", "none"];
+    for words in [&["store", "export", "-"][..], &search] {
+        let run = |folder: &Path| home.run(&[words, &["--store", folder.to_str().unwrap()]].concat());
+        run(&other).failed(1, &["holds no store"]);
+        run(&empty).failed(1, &["there is no store at"]);
+    }
+    assert_eq!((count(&other), count(&empty)), (1, 0));
+}
+
+/// Pipes and devices stay what they are, and so do links.
+#[cfg(unix)]
+#[test]
+fn an_archive_goes_where_pipes_and_links_lead() {
+    use std::os::unix::fs::FileTypeExt;
+    let home = home_with_documents();
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    let (model, docs) = (model.to_str().unwrap().to_owned(), home.path("docs/chains.md"));
+    home.json(&["ingest", docs.to_str().unwrap(), "--model", &model, "--prefix", "none"]);
+    let export = |file: &Path| home.command(&["store", "export", file.to_str().unwrap()]).output().unwrap();
+    let imported = |archive: &[u8], name: &str| {
+        let (file, store) = (home.write(name, archive), home.path(&format!("{name}-store")));
+        let words = ["store", "import", file.to_str().unwrap(), "--store", store.to_str().unwrap()];
+        home.json(&words)["chunks"].as_u64().unwrap()
+    };
+    let all = home.json(&["store", "stats"])["disk"]["chunks"].as_u64().unwrap();
+    let stdout = export(Path::new("/dev/stdout"));
+    assert_eq!(imported(&stdout.stdout, "stdout.tar"), all);
+    assert!(String::from_utf8_lossy(&stdout.stderr).contains("exported"), "{stdout:?}");
+
+    let pipe = home.path("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let reader = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || std::fs::read(pipe).unwrap()
+    });
+    Ran::of(export(&pipe)).good();
+    assert!(pipe.metadata().unwrap().file_type().is_fifo());
+    assert_eq!(imported(&reader.join().unwrap(), "pipe.tar"), all);
+
+    for (link, target) in
+        [("old.link", home.write("archives/old.tar", "old")), ("new.link", home.path("new.tar"))]
+    {
+        let link = home.path(link);
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        Ran::of(export(&link)).good();
+        assert!(link.is_symlink());
+        assert_eq!(imported(&std::fs::read(&target).unwrap(), "linked.tar"), all);
+        std::fs::remove_dir_all(home.path("linked.tar-store")).unwrap();
+    }
+}
+
 /// The files tell what the store holds where its index cannot be opened.
 #[test]
 fn chunks_are_counted_without_an_index() {

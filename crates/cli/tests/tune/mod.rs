@@ -93,6 +93,29 @@ fn a_model_is_tuned_and_auto_follows_the_choice() {
     home.run(&["tune", docs, "--forget"]).failed(2, &["--forget"]);
 }
 
+/// A choice that rests on a few questions is told with the way back, unless it goes to another file.
+#[test]
+fn a_choice_of_few_questions_is_warned_of() {
+    let home = Home::new();
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    let docs = home.write("bolts.md", "A stem bolt is tightened to 5 Nm.");
+    let line = |i: usize| format!("{{\"question\": \"How tight is bolt {i}?\", \"answers\": [\"5 Nm\"]}}\n");
+    let questions = home.write("questions.jsonl", (0..8).map(line).collect::<String>());
+    let tune = |samples: &str, more: &[&str]| {
+        let words = ["tune", docs.to_str().unwrap(), "--model", model.to_str().unwrap(), "--bound", "0"];
+        let fixed = ["--questions", questions.to_str().unwrap(), "--max-tokens", "2", "--methods", "pie"];
+        let few = ["--prefixes", "none", "--chunk-tokens", "64", "--quiet", "--samples", samples];
+        home.run(&[&words[..], &fixed, &few, more].concat()).good().err
+    };
+    let said = tune("2", &[]);
+    for part in ["warning: the choice rests on 2 questions", "`refrain tune --forget`", "--questions"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let elsewhere = tune("2", &["-o", home.path("choice.toml").to_str().unwrap()]);
+    assert!(elsewhere.contains("rests on 2 questions") && !elsewhere.contains("--forget"), "{elsewhere}");
+    assert_eq!(tune("8", &[]), "");
+}
+
 #[test]
 fn what_cannot_be_tuned_is_told() {
     let early = Home::new();

@@ -58,7 +58,7 @@ pub fn load(matrix: &Matrix, model: &TaskModel<'_>) -> Result<(Vec<LoadedTask>, 
                 != (TaskSpec { name: String::new(), ..spec.clone() })
             {
                 let task = job.about.label();
-                return Err(Error::Invalid(format!("{task} is asked for twice, with other options")));
+                return Err(Error::Usage(format!("{task} is asked for twice, with other options")));
             }
         }
     }
@@ -90,7 +90,7 @@ impl TaskLoader<'_> {
             ("ruler", "qa") => self.questions(notes),
             ("ruler", task) => match ruler::TASKS.iter().position(|known| known.name == task) {
                 Some(index) => self.ruler(&ruler::TASKS[index..=index], notes),
-                None => Err(self.unknown()),
+                None => Err(self.spec.unknown()),
             },
             ("longbench", "all") => {
                 let tasks: Vec<&str> = longbench::TASKS.iter().map(|task| task.name).collect();
@@ -105,14 +105,9 @@ impl TaskLoader<'_> {
             ("rag", task) if !task.is_empty() => Ok(vec![self.rag(task)?]),
             _ => match LONG_OUTPUTS.iter().find(|(name, ..)| *name == self.spec.name) {
                 Some((_, set, protocol, _)) => Ok(vec![self.long_output(task, set, *protocol)?]),
-                None => Err(self.unknown()),
+                None => Err(self.spec.unknown()),
             },
         }
-    }
-
-    fn unknown(&self) -> Error {
-        let name = &self.spec.name;
-        Error::Invalid(format!("there is no task {name:?}; `refrain eval tasks` lists them"))
     }
 
     fn limit(&self) -> Option<usize> {
@@ -127,7 +122,7 @@ impl TaskLoader<'_> {
     fn data(&self) -> Result<&Path> {
         self.matrix.data.as_deref().ok_or_else(|| {
             let name = &self.spec.name;
-            Error::Invalid(format!(
+            Error::Usage(format!(
                 "{name} needs data: give --data FOLDER (`refrain eval fetch` says where it comes from)"
             ))
         })
@@ -189,7 +184,7 @@ impl TaskLoader<'_> {
             chunk_tokens: self.model.chunk_tokens,
             split: if self.spec.by_tokens { longbench::Split::Tokens } else { longbench::Split::Marked },
         };
-        longbench::task(name).map_err(|_| self.unknown())?;
+        longbench::task(name).map_err(|_| self.spec.unknown())?;
         let data = self.data()?;
         if options.max_prompt_tokens < MIN_PROMPT_TOKENS {
             let context = self.model.context;

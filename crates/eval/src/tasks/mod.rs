@@ -12,6 +12,7 @@ pub mod rag;
 pub mod ruler;
 
 pub use load::{LoadNotes, LoadedTask, TaskModel, load};
+pub(crate) use names::is_known;
 pub use names::names;
 
 use crate::{Result, Sample, Scoring};

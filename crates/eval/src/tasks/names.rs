@@ -19,6 +19,19 @@ pub(super) const LONG_OUTPUTS: [(&str, &str, Protocol, &str); 8] = [
     ("longwriter/morphkv_ruler", "longwrite_ruler", Protocol::MorphKv, "the same of LongWrite-Ruler"),
 ];
 
+/// Whether a name is one of a task or a suite.
+pub(crate) fn is_known(name: &str) -> bool {
+    match name.split_once('/').unwrap_or((name, "")) {
+        ("needle" | "ruler", "") | ("ruler", "qa") | ("longbench", "all") => true,
+        ("ruler", task) => ruler::TASKS.iter().any(|known| known.name == task),
+        ("longbench", task) => {
+            longbench::SUITES.iter().any(|(suite, _)| *suite == task) || longbench::task(task).is_ok()
+        }
+        ("rag", task) => !task.is_empty(),
+        _ => LONG_OUTPUTS.iter().any(|(known, ..)| *known == name),
+    }
+}
+
 /// Names of all tasks and suites, each with a description.
 pub fn names() -> Vec<(String, String)> {
     let mut names = vec![
