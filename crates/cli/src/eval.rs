@@ -173,13 +173,10 @@ pub(crate) fn matrix(context: &Context, args: &args::Selection) -> Result<Matrix
 pub(crate) fn default_prefix(context: &Context) -> Result<Prefix> {
     match &context.global.prefix {
         PrefixArg::Is(prefix) => Ok(prefix.clone()),
-        PrefixArg::Auto if context.is_given("prefix") => Err(Fail::usage(
-            "an evaluation names the prefix of its chunks, and auto is none",
-        )
-        .hint(
-            "--prefix averaged is what `refrain ask` and `serve` take for drift; without --prefix it is none",
-        )
-        .into()),
+        PrefixArg::Auto if context.is_given("prefix") => {
+            let fail = Fail::usage("an evaluation names the prefix of its chunks, and auto is none");
+            Err(fail.hint("--prefix averaged is what `ask` and `serve` take for drift").into())
+        }
         PrefixArg::Auto => Ok(Prefix::None),
     }
 }
@@ -365,12 +362,9 @@ pub(crate) fn about(
         kv: engine.settings().kv.to_string(),
     };
     let setting = |name: &str, value: String| (name.to_owned(), value);
-    let is_sam_kv = |variant: &Variant| variant.method.split([':', ',']).next() == Some("sam_kv");
-    let stable_layers = || {
-        engine
-            .stable_layers()
-            .map_or("built in".to_owned(), |span| format!("{} to {}", span.start + 1, span.end))
-    };
+    let is_sam_kv = variants.iter().any(|variant| variant.method.starts_with("sam_kv"));
+    let stable = engine.stable_layers().map(|span| format!("{} to {}", span.start + 1, span.end));
+    let stable = stable.unwrap_or("built in".to_owned());
     let most =
         |most: Option<usize>, otherwise: &str| most.map_or(otherwise.to_owned(), |most| most.to_string());
     let settings = [
@@ -384,8 +378,7 @@ pub(crate) fn about(
         setting("tokens of a LongBench prompt at most", most(matrix.max_prompt_tokens, "by the context")),
     ];
     let texts = prefix_texts(variants)?.into_iter();
-    let calibrated =
-        variants.iter().any(is_sam_kv).then(|| setting("stable layers of SamKV", stable_layers()));
+    let calibrated = is_sam_kv.then(|| setting("stable layers of SamKV", stable));
     let settings = settings.into_iter().chain(calibrated);
     let settings = settings.chain(texts.map(|(prefix, hash)| setting(&prefix, hash)));
     let now = machine::now();

@@ -126,6 +126,18 @@ impl ChatTemplate {
         &self.source
     }
 
+    /// What the template writes of an earlier answer with thoughts. One that could not be rendered, for want of a thread for instance, is asked
+    /// again the next time.
+    fn thoughts(&self) -> Thoughts {
+        if let Some(known) = self.thoughts.get() {
+            return *known;
+        }
+        match self.render(&Thoughts::probe(), &[], true) {
+            Ok(written) => *self.thoughts.get_or_init(|| Thoughts::of(&written)),
+            Err(_) => Thoughts::Kept,
+        }
+    }
+
     /// The template of conversations with tools.
     pub(crate) fn with_tools(&self) -> &ChatTemplate {
         self.tool_use.as_deref().unwrap_or(self)

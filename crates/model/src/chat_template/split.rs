@@ -1,9 +1,12 @@
 //! A prompt in pieces: `S ‖ documents ‖ Q`.
 
+use std::borrow::Cow;
+
 use serde_json::{Value as Json, json};
 
 use super::message::{Message, ToolCall, tool_name};
 use super::placeholder::{CLOSE, ESCAPE, OPEN, PAD, escaped, index_of, is_placeholder, unmarked};
+use super::thoughts::Thoughts;
 use super::values::{Slot, Texts, Turn, TurnText};
 use super::{ChatTemplate, pieces::Pieces};
 use crate::error::{ModelError, Result, template_error};
@@ -129,6 +132,21 @@ impl ChatTemplate {
             }
         }
         Err(first.unwrap_or(ModelError::ToolsIgnored))
+    }
+
+    /// The conversation without the thoughts that the template leaves out.
+    fn without_thoughts<'a>(&self, layout: &'a Layout) -> Cow<'a, Layout> {
+        let earlier = layout.after.iter().rposition(|turn| turn.role == "user").unwrap_or(0);
+        if !layout.history.iter().chain(&layout.after[..earlier]).any(Thoughts::are_in) {
+            return Cow::Borrowed(layout);
+        }
+        let thoughts = self.thoughts();
+        let mut layout = layout.clone();
+        let answers = layout.history.iter_mut().chain(&mut layout.after[..earlier]);
+        for turn in answers.filter(|turn| Thoughts::are_in(turn)) {
+            turn.content = thoughts.written(&turn.content).to_owned();
+        }
+        Cow::Owned(layout)
     }
 
     fn try_split(&self, attempt: &Attempt<'_>, layout: &Layout) -> Result<PromptParts> {
