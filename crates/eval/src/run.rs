@@ -169,8 +169,8 @@ pub fn merge(folder: &Path, parts: impl IntoIterator<Item = (RunInfo, Vec<Record
 }
 
 impl Run {
-    /// Opens the folder of a run, or makes it, unless the run has no task. Answers that the folder already has are not made again. Those that a judge has yet to
-    /// grade are only graded.
+    /// Opens the folder of a run, or makes it, unless the run has no task. Answers that the folder already has are not made again. Those that a judge
+    /// has yet to grade are only graded.
     ///
     /// # Errors
     /// If the folder cannot be written, another run is writing there, or its results were made with other settings.

@@ -45,7 +45,7 @@ pub struct ChatTemplate {
     bos_eos: BosEos,
     /// Renderings that have passed their deadline.
     late: LateThreads,
-    /// What it writes of an earlier answer with thoughts, once that was asked for.
+    /// The part of an earlier answer with thoughts that it writes, once that was asked for.
     thoughts: OnceLock<Thoughts>,
     /// The template of conversations with tools, where it is another.
     tool_use: Option<Box<ChatTemplate>>,
@@ -126,8 +126,8 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// What the template writes of an earlier answer with thoughts. One that could not be rendered, for want of a thread for instance, is asked
-    /// again the next time.
+    /// The part of an earlier answer with thoughts that the template writes. A template that could not be rendered, for want of a thread for
+    /// instance, is asked again the next time.
     fn thoughts(&self) -> Thoughts {
         if let Some(known) = self.thoughts.get() {
             return *known;

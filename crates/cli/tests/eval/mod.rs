@@ -59,7 +59,7 @@ fn a_matrix_is_run_gone_on_with_and_reported() {
     assert!(elsewhere.join("report.md").is_file());
 }
 
-/// Chunks of a run have no prefix unless one is named, and what SamKV was calibrated to is a setting.
+/// Chunks of a run have no prefix unless one is named, and the layers that SamKV scores by are a setting.
 #[test]
 fn a_run_tells_the_prefix_of_its_chunks_and_keeps_to_its_calibration() {
     let home = Home::new();

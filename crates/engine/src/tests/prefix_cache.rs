@@ -278,7 +278,7 @@ fn documents_behind_a_taken_over_beginning_are_charged() {
     assert_eq!((found.prefix_tokens, found.charged_ratio, found.full_layers), (16, 1.0, layers));
 }
 
-/// What is measured is computed, and leaves nothing that would spare another the computing.
+/// A comparison computes all that it measures, and leaves nothing that would spare a later prompt its computing.
 #[test]
 fn comparisons_take_nothing_from_the_prefix_cache_and_leave_nothing_there() {
     let engine = engine(&tiny("llama"), exact(Dtype::F16)).with_prefix_cache(BOUND);

@@ -105,7 +105,7 @@ fn a_panic_of_the_template_engine_is_an_error() {
     assert!(panic.to_string().contains("makes the template engine panic"), "{panic}");
 }
 
-/// What was late only since the machine stood still ends, and keeps nothing from being rendered after that.
+/// Work that was late since the machine stood still ends, and then others begin again.
 #[test]
 fn work_past_its_deadline_is_an_error_and_no_other_is_begun_before_it_ends() {
     let (late, (held, end)) = (LateThreads::default(), std::sync::mpsc::channel::<()>());

@@ -11,7 +11,7 @@ const END: &str = "</think>";
 const THOUGHTS: &str = "probed thoughts";
 const ANSWER: &str = "probed answer";
 
-/// What a template writes of an answer with thoughts before the user's last turn.
+/// The part of an answer with thoughts that a template writes where it stands before the user's last turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Thoughts {
     /// All of it.
@@ -28,13 +28,13 @@ impl Thoughts {
         turn.role == "assistant" && turn.content.contains(END)
     }
 
-    /// A conversation whose rendering tells.
+    /// A conversation whose rendering shows which part a template writes.
     pub(super) fn probe() -> [Message; 3] {
         let answer = format!("<think>\n{THOUGHTS}\n{END}\n\n\n\n{ANSWER}");
         [("user", "q"), ("assistant", &*answer), ("user", "q")].map(|(role, text)| Message::text(role, text))
     }
 
-    /// What the rendering of [`Thoughts::probe`] tells.
+    /// The part that a rendering of [`Thoughts::probe`] shows.
     pub(super) fn of(written: &str) -> Thoughts {
         match written.split_once(ANSWER) {
             Some((before, _)) if before.contains(THOUGHTS) => Thoughts::Kept,
@@ -44,7 +44,7 @@ impl Thoughts {
         }
     }
 
-    /// What such a template writes of an answer.
+    /// This part of an answer.
     pub(super) fn written(self, answer: &str) -> &str {
         let said = answer.rsplit_once(END).map_or(answer, |(_, said)| said);
         match self {
