@@ -53,24 +53,23 @@ fn in_context(token: &AttendedToken, colour: bool, room: Option<usize>) -> Strin
     format!("…{before}{lead}{}{after}…", mark(word, token.recomputed, colour))
 }
 
-/// As much of a text's beginning as fits into so many columns.
+/// The longest beginning of a text that takes no more than so many columns.
 fn beginning(text: &str, columns: usize) -> &str {
-    let mut width = 0;
-    let is_over = |(_, c): &(usize, char)| {
-        width += c.width().unwrap_or(0);
-        width > columns
-    };
-    &text[..text.char_indices().find(is_over).map_or(text.len(), |(at, _)| at)]
+    &text[..first_over(text.char_indices(), columns).map_or(text.len(), |(at, _)| at)]
 }
 
-/// As much of a text's end as fits into so many columns.
+/// The longest end of a text that takes no more than so many columns.
 fn end(text: &str, columns: usize) -> &str {
+    &text[first_over(text.char_indices().rev(), columns).map_or(0, |(at, c)| at + c.len_utf8())..]
+}
+
+/// The first character that so many columns have no room for, and its place.
+fn first_over(mut chars: impl Iterator<Item = (usize, char)>, columns: usize) -> Option<(usize, char)> {
     let mut width = 0;
-    let is_over = |(_, c): &(usize, char)| {
+    chars.find(|(_, c)| {
         width += c.width().unwrap_or(0);
         width > columns
-    };
-    &text[text.char_indices().rev().find(is_over).map_or(0, |(at, c)| at + c.len_utf8())..]
+    })
 }
 
 fn mark(word: &str, recomputed: bool, colour: bool) -> String {

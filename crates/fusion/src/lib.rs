@@ -26,6 +26,8 @@ mod sam_kv;
 mod scout;
 mod selection;
 mod statistics;
+#[cfg(test)]
+mod test_inputs;
 mod vanilla;
 
 pub use a3::A3;

@@ -72,10 +72,11 @@ impl FusionMethod for ProphetKv {
 
 #[cfg(test)]
 mod tests {
-    use refrain_kv::{Rope, Ropes, Span};
+    use refrain_kv::Span;
 
     use super::*;
-    use crate::{ChunkSpan, LayerView, ModelFacts};
+    use crate::ChunkSpan;
+    use crate::test_inputs::{inputs, layer_view};
 
     /// The last two layers have a window shorter than the documents, so that the probe ends before them.
     #[test]
@@ -87,25 +88,13 @@ mod tests {
             chunks: vec![ChunkSpan { span: Span::new(2, 102), ..ChunkSpan::default() }],
             question: Span::new(102, 112),
         };
-        let ropes = Ropes::shared(Rope::new(vec![1.0], 1.0), 10);
         let windows = [vec![None; 8], vec![Some(4); 2]].concat();
-        let model = ModelFacts { heads: 1, kv_heads: 1, head_dim: 2, ropes, windows, stable_layers: None };
-        let statistics = vec![Vec::new()];
-        let inputs = PrefillInputs { layout, model, max_tokens: 1000, statistics, reordered: false };
-        let (prophet, inputs) = (ProphetKv { charge: 0.3, ..ProphetKv::default() }, Arc::new(inputs));
+        let (prophet, inputs) = (ProphetKv { charge: 0.3, ..ProphetKv::default() }, inputs(layout, windows));
         let mut pass = prophet.start(&inputs).unwrap();
         assert_eq!(pass.plan().probe, Some(8));
         let (tokens, scores) = (pass.plan().tokens.clone(), vec![0.5; 100]);
         for layer in 0..8 {
-            let view = LayerView {
-                layer,
-                layout: &inputs.layout,
-                tokens: &tokens,
-                question_attention: &scores,
-                deviation: &[],
-                mean_query: &[],
-            };
-            pass.observe(&view).unwrap();
+            pass.observe(&layer_view(&inputs, layer, &tokens, &scores)).unwrap();
         }
         // 30 % of 100 tokens at 10 layers are 300 rows; the probe takes 8 · 10 of them, which leaves 22 at each layer.
         let next = pass.next().unwrap().unwrap();

@@ -111,10 +111,9 @@ fn last_pass(layout: &PromptLayout, fresh: Vec<Vec<u32>>) -> Box<dyn Pass> {
 
 #[cfg(test)]
 mod tests {
-    use refrain_kv::{Rope, Ropes};
-
     use super::*;
-    use crate::{ChunkSpan, LayerView, ModelFacts};
+    use crate::ChunkSpan;
+    use crate::test_inputs::{inputs, layer_view};
 
     /// The last pass, where each of three layers looks at tokens of two chunks (4..10, 10..14) as `attention` says.
     fn last(ratio: f64, attention: [[f32; 10]; 3]) -> PassPlan {
@@ -126,29 +125,12 @@ mod tests {
             chunks: vec![chunk(4, 10), chunk(10, 14)],
             question: Span::new(14, 16),
         };
-        let ropes = Ropes::shared(Rope::new(vec![1.0], 1.0), 3);
-        let model = ModelFacts {
-            heads: 1,
-            kv_heads: 1,
-            head_dim: 2,
-            ropes,
-            windows: vec![None; 3],
-            stable_layers: None,
-        };
-        let statistics = vec![Vec::new(); 2];
-        let inputs = Arc::new(PrefillInputs { layout, model, max_tokens: 20, statistics, reordered: false });
+        let inputs = inputs(layout, vec![None; 3]);
         let mut pass = RelaxKv { ratio, charge: 0.0 }.start(&inputs).unwrap();
         let tokens = pass.plan().tokens.clone();
         assert_eq!(tokens, [14, 15], "the question alone");
         for (layer, attention) in attention.iter().enumerate() {
-            let view = LayerView {
-                layer,
-                layout: &inputs.layout,
-                tokens: &tokens,
-                question_attention: attention,
-                deviation: &[],
-                mean_query: &[],
-            };
+            let view = layer_view(&inputs, layer, &tokens, attention);
             assert_eq!(pass.observe(&view).unwrap(), tokens);
         }
         let last = pass.next().unwrap().unwrap();

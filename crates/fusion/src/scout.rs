@@ -154,10 +154,8 @@ impl FusionMethod for Scout {
 
 #[cfg(test)]
 mod tests {
-    use refrain_kv::{Rope, Ropes};
-
     use super::*;
-    use crate::{ChunkSpan, ModelFacts};
+    use crate::{ChunkSpan, test_inputs};
 
     #[test]
     fn scored_layers_are_shares_of_the_depth() {
@@ -222,17 +220,7 @@ mod tests {
                 chunks: vec![chunk(Span::new(2, 22), true), chunk(Span::new(22, 122), false)],
                 question: Span::new(122, 122 + question as usize),
             };
-            let ropes = Ropes::shared(Rope::new(vec![1.0], 1.0), 10);
-            let windows = vec![None; 10];
-            let model =
-                ModelFacts { heads: 1, kv_heads: 1, head_dim: 2, ropes, windows, stable_layers: None };
-            Arc::new(PrefillInputs {
-                layout,
-                model,
-                max_tokens: 1000,
-                statistics: vec![Vec::new(); 2],
-                reordered: false,
-            })
+            test_inputs::inputs(layout, vec![None; 10])
         };
         let scout = Scout { charge: 0.3, ..Scout::default() };
         let computed = |question| {

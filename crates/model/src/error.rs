@@ -48,7 +48,7 @@ pub enum ModelError {
     GgufForm {
         /// The file.
         path: PathBuf,
-        /// What is not read, and what to do.
+        /// The version or byte order, and what to do.
         message: String,
     },
 
@@ -57,7 +57,7 @@ pub enum ModelError {
     GgufPart {
         /// The file.
         path: PathBuf,
-        /// Which part it is, what is wrong, and what to do.
+        /// The part, its fault, and what to do.
         message: String,
     },
 

@@ -14,8 +14,8 @@ use super::spec::TokenizerSpec;
 use crate::config::MAX_VOCABULARY;
 use crate::error::{ModelError, Result};
 
-/// Words whose tokens each thread that tokenises remembers. A word of 255 bytes takes 8 KiB, and more words than these make texts no faster: what takes
-/// the time is finding words.
+/// Words whose tokens each thread that tokenises remembers. A word of 255 bytes takes 8 KiB, and more words than these make texts no faster: most
+/// of the time goes into finding words.
 const CACHED_WORDS: usize = 500;
 
 /// The meaning of special tokens that are written in a text.

@@ -22,7 +22,7 @@ pub(super) const SUPPORTED: &str = "default, gpt-2, phi-2, olmo, mellum, a.x-4.0
 
 const CONTRACTIONS: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
 const SPACES: &str = r"\s*[\r\n]+|\s+(?!\S)|\s+";
-/// What DeepSeek's first models cut out of words: Chinese, Korean and other letters without case.
+/// Chinese, Korean and other letters without case, which DeepSeek's first models cut out of words.
 const CJK: &str = r"[\u{4E00}-\u{9FA5}\u{0800}-\u{4E00}\u{AC00}-\u{D7FF}]+";
 /// DeepSeek LLM's letters: those with case, in an early state of Unicode.
 const CASED: &str = r"[[\p{Lu}\p{Ll}\p{Lt}]--[\u{560}-\u{588}\u{10C7}\u{10CD}\u{10D0}-\u{10FF}\u{1C80}-\u{1C8A}\u{1FBE}\u{2D00}-\u{2D2D}\u{A790}-\u{A7FA}\u{AB30}-\u{AB68}\u{10570}-\u{105BC}\u{10D50}-\u{10D85}\u{16E40}-\u{16E7F}\u{1D400}-\u{1D7CB}\u{1DF00}-\u{1DF2A}]]";

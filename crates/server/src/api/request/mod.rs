@@ -115,7 +115,7 @@ pub(crate) struct CompletionRequest {
     pub(super) response_format: Option<ResponseFormat>,
     /// The form that the answer is held to, as vLLM takes it.
     structured_outputs: Option<StructuredOutputs>,
-    /// The same request with the same seed gets the same answer, whatever else is computed. Without a seed, or with -1, a
+    /// With a seed a request has one answer, however often it is sent and whatever else is computed. Without one, or with -1, a
     /// random one is drawn where `temperature` is above 0, and the answer's `refrain.seed` tells it.
     pub(super) seed: Option<i64>,
     stop: Option<OneOrMany>,
