@@ -7,7 +7,7 @@
 use std::io::Cursor;
 use std::time::{Duration, Instant};
 
-use parts::{Archive, Xml, each, local, malformed};
+use parts::{Archive, Xml, each, local, malformed, other_archive};
 use zip::ZipArchive;
 
 use crate::document::Document;
@@ -19,6 +19,7 @@ use crate::origin::Origin;
 mod body;
 mod numbering;
 mod parts;
+mod relations;
 mod styles;
 
 pub(crate) fn read(bytes: &[u8], stem: &str, origin: Origin) -> Result<Document, ReadError> {
@@ -30,29 +31,27 @@ fn read_within(bytes: &[u8], stem: &str, time: Duration) -> Result<Document, Rea
     if zip.len() > MAX_ZIP_ENTRIES {
         return Err(ReadError::TooLarge { what: "parts", limit: format!("{MAX_ZIP_ENTRIES}") });
     }
-    if zip.index_for_name("word/document.xml").is_none() {
-        return Err(ReadError::Unsupported {
-            format: "a zip archive that is no Word document",
-            remedy: "unpack it, or save it as .docx or .pdf",
-        });
-    }
     let mut archive = Archive { zip, time, started: Instant::now() };
-    let styles = styles::read(&mut archive)?;
-    let numbering = numbering::read(&mut archive)?;
-    let body = body::read(&mut archive, &styles, numbering)?;
+    let names = relations::read(&mut archive)?;
+    if archive.zip.index_for_name(&names.main).is_none() {
+        return Err(other_archive());
+    }
+    let styles = styles::read(&mut archive, &names.styles)?;
+    let numbering = numbering::read(&mut archive, &names.numbering)?;
+    let body = body::read(&mut archive, &names, &styles, numbering)?;
     let (text, heading) = body.out.finish()?;
     if text.is_empty() {
         return Err(ReadError::NoText { remedy: "pictures of text need OCR first" });
     }
-    let title = [core_title(&mut archive)?, body.title, heading];
+    let title = [core_title(&mut archive, &names.properties)?, body.title, heading];
     let title = title.into_iter().flatten().map(|title| collapse(&title)).find(|title| !title.is_empty());
     Ok(Document { title: title.unwrap_or_else(|| stem.to_owned()), text })
 }
 
 /// The title among the document's properties.
-fn core_title(archive: &mut Archive<'_>) -> Result<Option<String>, ReadError> {
+fn core_title(archive: &mut Archive<'_>, part: &str) -> Result<Option<String>, ReadError> {
     let (mut title, mut inside) = (String::new(), false);
-    each(archive, "docProps/core.xml", |event| {
+    each(archive, part, |event| {
         match event {
             Xml::Start(tag) | Xml::Empty(tag) => {
                 inside = local(tag.local_name().as_ref()) == "title" && matches!(event, Xml::Start(_))

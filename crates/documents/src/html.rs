@@ -9,17 +9,18 @@ use html5gum::{HtmlString, StartTag, Token, Tokenizer};
 use crate::document::Document;
 use crate::error::ReadError;
 use crate::html::page::Page;
+use crate::html::skipped::Skipped;
 use crate::markdown::collapse;
 
 mod charset;
 mod page;
-mod table;
+mod skipped;
 
-/// Elements that hold no text of the page: programs, navigation, controls, media.
-const SKIPPED: [&str; 24] = [
+/// Elements that hold no text of the page: programs, navigation, controls, media, the readings of characters.
+const SKIPPED: [&str; 25] = [
     "script", "style", "noscript", "template", "nav", "svg", "iframe", "object", "canvas", "audio", "video",
-    "map", "dialog", "button", "select", "textarea", "datalist", "applet", "noframes", "frameset", "menu",
-    "rp", "head", "title",
+    "map", "dialog", "select", "textarea", "datalist", "applet", "noframes", "frameset", "menu", "rp", "rt",
+    "rtc", "head", "title",
 ];
 
 /// Roles of elements that hold no text of the page.
@@ -31,10 +32,6 @@ const VOID: [&str; 16] = [
     "area", "base", "basefont", "br", "col", "embed", "frame", "hr", "img", "input", "keygen", "link",
     "meta", "param", "source", "wbr",
 ];
-
-/// Elements of a page's head; any other ends it.
-const OF_HEAD: [&str; 9] =
-    ["title", "meta", "link", "script", "style", "base", "noscript", "template", "head"];
 
 /// Whether the bytes begin as a page does.
 pub(crate) fn is_html(bytes: &[u8]) -> bool {
@@ -65,7 +62,7 @@ pub(crate) fn read(bytes: &[u8], stem: &str) -> Result<Document, ReadError> {
 /// Reads a page; with `main`, its main part alone where it has one.
 fn convert(text: &str, main: bool) -> Result<Page, ReadError> {
     let mut emitter = DefaultEmitter::default();
-    // In XML any element may be closed by its start tag, and programs are marked up like text.
+    // In XML programs are marked up like text.
     let xml = text.trim_start().starts_with("<?xml");
     emitter.naively_switch_states(!xml);
     let main = if main { Main::Ahead } else { Main::Ignored };
@@ -73,9 +70,9 @@ fn convert(text: &str, main: bool) -> Result<Page, ReadError> {
     for token in Tokenizer::new_with_emitter(text, emitter) {
         let Ok(token) = token;
         match token {
-            Token::StartTag(tag) if xml && tag.self_closing && !VOID.contains(&name(&tag.name).as_str()) => {}
+            Token::StartTag(tag) if is_empty(&tag, xml) => {}
             Token::StartTag(tag) => reader.start(&tag)?,
-            Token::EndTag(tag) => reader.end(&name(&tag.name)),
+            Token::EndTag(tag) => reader.end(&name(&tag.name))?,
             Token::String(text) => reader.text(&String::from_utf8_lossy(&text)),
             Token::Comment(_) | Token::Doctype(_) | Token::Error(_) => {}
         }
@@ -84,24 +81,24 @@ fn convert(text: &str, main: bool) -> Result<Page, ReadError> {
         }
     }
     reader.page.flush();
-    reader.page.end_table();
+    reader.page.end_table()?;
     reader.page.out.check()?;
     Ok(reader.page)
 }
 
 /// The reader's place with regard to the page's main part.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(PartialEq, Eq)]
 enum Main {
     Ignored,
     Ahead,
-    Inside,
+    /// Inside the element of this name, with so many others of the name.
+    Inside(String, usize),
     Behind,
 }
 
 struct Reader {
     page: Page,
-    /// The element that is passed over, and how many of its name are open inside.
-    skipping: Option<(String, usize)>,
+    skipping: Option<Skipped>,
     main: Main,
     in_title: bool,
     articles: usize,
@@ -112,25 +109,15 @@ impl Reader {
         let name = name(&tag.name);
         let name = name.as_str();
         let is_main = name == "main" || attribute(tag, "role").is_some_and(|role| role == "main");
-        if let Some((skipped, depth)) = &mut self.skipping {
-            if skipped == name {
-                *depth += 1;
-            }
-            // The end tag of a skipped element may be missing; these tags show that it ended.
-            let ends = match skipped.as_str() {
-                "head" => !OF_HEAD.contains(&name),
-                "nav" | "menu" | "select" => matches!(name, "article" | "h1"),
-                _ => false,
-            };
-            let ends = ends || is_main;
-            if !ends {
-                self.in_title |= skipped == "head" && name == "title" && self.page.title.is_empty();
+        if let Some(skipped) = &mut self.skipping {
+            if !skipped.start(name) && !is_main {
+                self.in_title |= skipped.is("head") && name == "title" && self.page.title.is_empty();
                 return Ok(());
             }
             self.skipping = None;
         }
         if is_main && self.main == Main::Ahead && !is_hidden(tag) {
-            self.main = Main::Inside;
+            self.main = Main::Inside(name.to_owned(), 0);
             let title = std::mem::take(&mut self.page.title);
             self.page = Page::default();
             self.page.title = title;
@@ -139,37 +126,59 @@ impl Reader {
         }
         self.in_title |= name == "title" && self.page.title.is_empty();
         if !VOID.contains(&name) && (self.is_skipped(name) || is_hidden(tag)) {
-            self.skipping = Some((name.to_owned(), 0));
+            self.skipping = Some(Skipped::new(name));
             return Ok(());
+        }
+        if let Main::Inside(main, depth) = &mut self.main {
+            *depth += usize::from(main == name);
+        }
+        if name == "img"
+            && let Some(formula) = formula(tag)
+        {
+            self.page.text(&formula);
         }
         self.articles += usize::from(name == "article");
         let start = attribute(tag, "start").and_then(|start| start.parse().ok());
         self.page.start(name, start);
+        if matches!(name, "td" | "th") {
+            // A cell of 0 rows reaches to the end of its group.
+            let rows = span(tag, "rowspan");
+            self.page.span(span(tag, "colspan"), if rows == 0 { u16::MAX } else { rows });
+        }
         self.page.check()
     }
 
     fn is_skipped(&self, name: &str) -> bool {
         // Inside an article these belong to it: a note, a signature.
-        let outside = self.articles == 0 && self.main != Main::Inside;
-        SKIPPED.contains(&name) || (outside && matches!(name, "footer" | "aside"))
+        let outside = self.articles == 0 && !matches!(self.main, Main::Inside(..));
+        match name {
+            // A title that opens what follows is a button as a whole.
+            "button" => !self.page.is_untitled(),
+            "footer" | "aside" => outside,
+            _ => SKIPPED.contains(&name),
+        }
     }
 
-    fn end(&mut self, name: &str) {
+    fn end(&mut self, name: &str) -> Result<(), ReadError> {
         self.in_title &= name != "title";
-        if let Some((skipped, depth)) = &mut self.skipping {
-            if skipped == name && *depth > 0 {
-                *depth -= 1;
-            } else if skipped == name || name == "body" {
+        if let Some(skipped) = &mut self.skipping {
+            let (ends, own) = (skipped.end(name), skipped.is(name));
+            if ends {
                 self.skipping = None;
             }
-            return;
+            if !ends || own {
+                return Ok(());
+            }
         }
-        match name {
-            "main" if self.main == Main::Inside => self.main = Main::Behind,
-            "article" => self.articles = self.articles.saturating_sub(1),
+        match &mut self.main {
+            Main::Inside(main, 0) if main == name => self.main = Main::Behind,
+            Main::Inside(main, depth) if main == name => *depth -= 1,
             _ => {}
         }
-        self.page.end(name);
+        if name == "article" {
+            self.articles = self.articles.saturating_sub(1);
+        }
+        self.page.end(name)
     }
 
     fn text(&mut self, text: &str) {
@@ -185,9 +194,34 @@ fn name(name: &HtmlString) -> String {
     String::from_utf8_lossy(name).into_owned()
 }
 
-fn attribute(tag: &StartTag<()>, name: &str) -> Option<String> {
+/// Whether a start tag is all of its element: in HTML, elements of SVG and MathML alone may be closed so.
+fn is_empty(tag: &StartTag<()>, xml: bool) -> bool {
+    let name = name(&tag.name);
+    tag.self_closing && (matches!(name.as_str(), "svg" | "math") || (xml && !VOID.contains(&name.as_str())))
+}
+
+fn value(tag: &StartTag<()>, name: &str) -> Option<String> {
     let value = tag.attributes.get(name.as_bytes())?;
-    Some(String::from_utf8_lossy(value).trim().to_ascii_lowercase())
+    Some(String::from_utf8_lossy(value).trim().to_owned())
+}
+
+/// A value in lower case.
+fn attribute(tag: &StartTag<()>, name: &str) -> Option<String> {
+    Some(value(tag, name)?.to_ascii_lowercase())
+}
+
+/// The formula that a picture shows, as MediaWiki and WordPress write it. Other pictures may only decorate a page.
+fn formula(tag: &StartTag<()>) -> Option<String> {
+    let class = attribute(tag, "class")?;
+    let is_formula = |class: &str| class.starts_with("mwe-math") || matches!(class, "tex" | "latex");
+    let text = value(tag, "alt").filter(|_| class.split_whitespace().any(is_formula))?;
+    let inner = text.strip_prefix("{\\displaystyle ").and_then(|text| text.strip_suffix('}'));
+    Some(inner.unwrap_or(&text).trim().to_owned())
+}
+
+/// The number of columns or rows that a cell takes.
+fn span(tag: &StartTag<()>, name: &str) -> u16 {
+    attribute(tag, name).and_then(|span| span.parse().ok()).unwrap_or(1)
 }
 
 fn is_hidden(tag: &StartTag<()>) -> bool {

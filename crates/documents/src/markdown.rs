@@ -3,6 +3,10 @@
 use crate::error::ReadError;
 use crate::limits::{MAX_LIST_DEPTH, MAX_TEXT_BYTES};
 
+pub(crate) use table::Table;
+
+mod table;
+
 /// Writes a text block by block.
 #[derive(Default)]
 pub(crate) struct Writer {
@@ -35,12 +39,22 @@ impl Writer {
 
     /// An item of a list, `depth` lists inside others; `number` in an ordered list.
     pub(crate) fn item(&mut self, depth: usize, number: Option<u32>, text: &str) {
+        let label = number.map(|number| format!("{number}."));
+        self.labelled_item(depth, label.as_deref(), text);
+    }
+
+    /// An item of a list with its label, which is its marker where it is one of Markdown's.
+    pub(crate) fn labelled_item(&mut self, depth: usize, label: Option<&str>, text: &str) {
         let text = collapse(text);
         if text.is_empty() {
             return;
         }
         let indent = "  ".repeat(depth.min(MAX_LIST_DEPTH));
-        let marker = number.map_or_else(|| "-".to_owned(), |number| format!("{number}."));
+        let marker = match label.map(collapse).unwrap_or_default() {
+            label if label.is_empty() => "-".to_owned(),
+            label if is_number(&label) => label,
+            label => format!("- {label}"),
+        };
         let line = format!("{indent}{marker} {text}");
         if self.in_list {
             self.text.push('\n');
@@ -67,16 +81,16 @@ impl Writer {
         let mut table = String::new();
         for (index, row) in rows.iter().enumerate() {
             table.push('|');
-            // Rows end with their own last cell: one long row must not lengthen a million others.
+            // Rows below the header end with their own last cell: one long row must not lengthen a million others.
             for cell in row {
                 table.push_str(&format!(" {} |", cell.replace('|', "\\|")));
             }
-            table.push('\n');
             if index == 0 {
-                table.push('|');
-                table.push_str(&" --- |".repeat(row.len()));
-                table.push('\n');
+                table.push_str(&"  |".repeat(columns - row.len()));
+                table.push_str("\n|");
+                table.push_str(&" --- |".repeat(columns));
             }
+            table.push('\n');
         }
         self.block(table.trim_end());
     }
@@ -134,6 +148,19 @@ pub(crate) fn collapse(text: &str) -> String {
         line.extend(word.chars().filter(|&c| is_text(c)));
     }
     line
+}
+
+/// Whether a label is a number as Markdown's lists have it: `1.` or `1)`.
+fn is_number(label: &str) -> bool {
+    label.strip_suffix(['.', ')']).is_some_and(|number| {
+        (1..=9).contains(&number.len()) && number.bytes().all(|digit| digit.is_ascii_digit())
+    })
+}
+
+/// Whether a raised text is the exponent of the number before it, which it would lengthen otherwise: `10` and `6`.
+pub(crate) fn is_exponent(base: &str, raised: &str) -> bool {
+    base.ends_with(|c: char| c.is_ascii_digit())
+        && raised.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '−' | '–'))
 }
 
 /// The text's lines that are not empty, each collapsed.

@@ -3,15 +3,17 @@
 use quick_xml::events::BytesStart;
 
 use super::numbering::Numbering;
-use super::parts::{Archive, Xml, attribute, each, local};
+use super::parts::{Archive, Xml, attribute, each, local, other_archive};
+use super::relations::Names;
 use super::styles::{Role, Styles};
 use crate::error::ReadError;
 use crate::limits::MAX_LIST_DEPTH;
-use crate::markdown::Writer;
+use crate::markdown::{Table, Writer, is_exponent};
 
 /// Elements whose text does not show: deleted and moved text, earlier properties, instructions of fields, and the older form of
 /// a part that stands in a newer form beside it.
-const HIDDEN: [&str; 5] = ["del", "moveFrom", "Fallback", "instrText", "pPrChange"];
+const HIDDEN: [&str; 8] =
+    ["del", "moveFrom", "Fallback", "instrText", "pPrChange", "rPrChange", "trPrChange", "tcPrChange"];
 
 /// The part of a document that was read so far.
 pub(super) struct Body<'s> {
@@ -21,18 +23,16 @@ pub(super) struct Body<'s> {
     styles: &'s Styles,
     numbering: Numbering,
     paragraph: Paragraph,
-    /// The rows of the outermost open table.
-    rows: Vec<Vec<String>>,
-    /// Those rows and their cells.
-    cells: usize,
-    /// Bytes of the text in those cells.
-    cell_bytes: usize,
+    /// The outermost open table.
+    table: Table,
     /// Tables that are open.
     tables: usize,
     /// Elements that are open from the first hidden one.
     hidden: usize,
     /// Text counts inside `<w:t>` alone.
     in_text: bool,
+    /// The run that is open is raised.
+    raised: bool,
     /// The mark of a note whose first paragraph has not begun.
     note: String,
     /// Lines in a style of programs, one after the other.
@@ -42,6 +42,8 @@ pub(super) struct Body<'s> {
 #[derive(Default)]
 struct Paragraph {
     text: String,
+    /// The text ends with raised characters.
+    ends_raised: bool,
     style: String,
     list: Option<String>,
     depth: Option<usize>,
@@ -50,6 +52,7 @@ struct Paragraph {
 
 pub(super) fn read<'s>(
     archive: &mut Archive<'_>,
+    names: &Names,
     styles: &'s Styles,
     numbering: Numbering,
 ) -> Result<Body<'s>, ReadError> {
@@ -59,43 +62,51 @@ pub(super) fn read<'s>(
         styles,
         numbering,
         paragraph: Paragraph::default(),
-        rows: Vec::new(),
-        cells: 0,
-        cell_bytes: 0,
+        table: Table::default(),
         tables: 0,
         hidden: 0,
         in_text: false,
+        raised: false,
         note: String::new(),
         code: String::new(),
     };
-    for part in ["word/document.xml", "word/footnotes.xml", "word/endnotes.xml"] {
+    let mut is_root = true;
+    for part in [&names.main, &names.footnotes, &names.endnotes] {
         each(archive, part, |event| {
+            if let Xml::Start(tag) | Xml::Empty(tag) = event
+                && std::mem::take(&mut is_root)
+                && local(tag.local_name().as_ref()) != "document"
+            {
+                // The main part of a workbook or of a presentation is told by the same relation.
+                return Err(other_archive());
+            }
             match event {
                 Xml::Start(tag) => body.start(tag, true),
                 Xml::Empty(tag) => body.start(tag, false),
-                Xml::End(name) => body.end(name),
-                Xml::Text(text) if body.in_text && body.hidden == 0 => body.paragraph.text.push_str(text),
+                Xml::End(name) => body.end(name)?,
+                Xml::Text(text) if body.in_text && body.hidden == 0 => body.text(text),
                 Xml::Text(_) => {}
             }
             body.check()
         })?;
-        body.end_part();
+        body.end_part()?;
     }
     Ok(body)
 }
 
 impl Body<'_> {
     fn check(&self) -> Result<(), ReadError> {
-        ReadError::check_cells(self.cells)?;
-        self.out.check_with(self.paragraph.text.len() + self.cell_bytes + self.code.len())
+        self.table.check()?;
+        self.out.check_with(self.paragraph.text.len() + self.table.bytes() + self.code.len())
     }
 
     /// Ends what the part has left open, so that the next one begins outside of it.
-    fn end_part(&mut self) {
-        self.end_table();
+    fn end_part(&mut self) -> Result<(), ReadError> {
+        self.end_table()?;
         self.end_code();
         (self.tables, self.hidden, self.in_text) = (0, 0, false);
         self.paragraph = Paragraph::default();
+        Ok(())
     }
 
     fn start(&mut self, tag: &BytesStart<'_>, open: bool) {
@@ -107,6 +118,7 @@ impl Body<'_> {
         }
         let value = || attribute(tag, "val");
         let number = || value().and_then(|value| value.parse::<usize>().ok());
+        let columns = || number().and_then(|columns| columns.try_into().ok()).unwrap_or(1);
         match name {
             "p" => {
                 // A paragraph inside another, in a text box, ends the outer one's text so far.
@@ -118,6 +130,8 @@ impl Body<'_> {
             "ilvl" => self.paragraph.depth = number(),
             "outlineLvl" => self.paragraph.outline = number().map(|level| level.saturating_add(1)),
             "t" => self.in_text = open,
+            "r" => self.raised = false,
+            "vertAlign" => self.raised = value().is_some_and(|value| value == "superscript"),
             "tab" | "ptab" => self.paragraph.text.push('\t'),
             "br" | "cr" => self.paragraph.text.push('\n'),
             "noBreakHyphen" => self.paragraph.text.push('\u{2011}'),
@@ -136,22 +150,34 @@ impl Body<'_> {
                 self.end_paragraph();
                 self.tables += 1;
             }
-            "tr" if self.tables == 1 => {
-                self.cells += 1;
-                self.rows.push(Vec::new());
+            "tr" if self.tables == 1 => self.table.row(),
+            "tc" if self.tables == 1 => self.table.cell(),
+            // Columns that the row leaves out at its beginning.
+            "gridBefore" if self.tables == 1 && number() != Some(0) => {
+                self.table.cell();
+                self.table.columns(columns());
             }
-            "tc" if self.tables == 1 => {
-                self.cells += 1;
-                self.rows.last_mut().into_iter().for_each(|row| row.push(String::new()))
+            "gridSpan" if self.tables == 1 => self.table.columns(columns()),
+            "vMerge" if self.tables == 1 && value().is_none_or(|value| value == "continue") => {
+                self.table.continues()
             }
             _ => {}
         }
     }
 
-    fn end(&mut self, name: &str) {
+    fn text(&mut self, text: &str) {
+        let paragraph = &mut self.paragraph;
+        if self.raised && !paragraph.ends_raised && is_exponent(&paragraph.text, text) {
+            paragraph.text.push('^');
+        }
+        paragraph.text.push_str(text);
+        paragraph.ends_raised = self.raised;
+    }
+
+    fn end(&mut self, name: &str) -> Result<(), ReadError> {
         if self.hidden > 0 {
             self.hidden -= 1;
-            return;
+            return Ok(());
         }
         match name {
             "t" => self.in_text = false,
@@ -160,27 +186,29 @@ impl Body<'_> {
                 self.end_paragraph();
                 self.tables = self.tables.saturating_sub(1);
                 if self.tables == 0 {
-                    self.end_table();
+                    self.end_table()?;
                 }
             }
             _ => {}
         }
+        Ok(())
     }
 
-    fn end_table(&mut self) {
+    fn end_table(&mut self) -> Result<(), ReadError> {
         self.end_code();
-        self.out.table(&std::mem::take(&mut self.rows));
-        (self.cells, self.cell_bytes) = (0, 0);
+        self.out.table(&std::mem::take(&mut self.table).into_rows()?);
+        Ok(())
     }
 
     fn end_paragraph(&mut self) {
         let paragraph = std::mem::take(&mut self.paragraph);
         let text = &paragraph.text;
+        let item = self.item(&paragraph);
+        let label = item.as_ref().and_then(|(_, label)| label.as_deref());
+        let labelled = || label.map_or_else(|| text.clone(), |label| format!("{label} {text}"));
         if self.tables > 0 {
-            if let Some(cell) = self.rows.last_mut().and_then(|row| row.last_mut()) {
-                cell.push(' ');
-                cell.push_str(text);
-                self.cell_bytes += 1 + text.len();
+            if !text.trim().is_empty() {
+                self.table.text(&labelled());
             }
             return;
         }
@@ -204,26 +232,26 @@ impl Body<'_> {
                 self.out.heading(1, text);
             }
             // Headings stand below the title.
-            Some(Role::Heading(level)) => self.out.heading(level + usize::from(self.title.is_some()), text),
+            Some(Role::Heading(level)) => {
+                self.out.heading(level + usize::from(self.title.is_some()), &labelled())
+            }
             Some(Role::Contents) => {}
-            Some(Role::Code) | None => self.plain(&paragraph),
+            Some(Role::Code) | None => match &item {
+                Some((depth, label)) => self.out.labelled_item(*depth, label.as_deref(), text),
+                None => self.out.paragraph(text),
+            },
         }
     }
 
-    /// Writes a paragraph that is an item of a list, or of the text.
-    fn plain(&mut self, paragraph: &Paragraph) {
+    /// The depth and the label of a paragraph that is an item of a list. An item without text counts too, as Word shows its number.
+    fn item(&mut self, paragraph: &Paragraph) -> Option<(usize, Option<String>)> {
         let styled = self.styles.numbering(&paragraph.style);
-        let list = paragraph.list.as_ref().or(styled.map(|(list, _)| list));
+        let list = paragraph.list.as_deref().or(styled.map(|(list, _)| list));
         let depth =
-            paragraph.depth.or(styled.map(|(_, depth)| *depth)).unwrap_or_default().min(MAX_LIST_DEPTH);
+            paragraph.depth.or(styled.map(|(_, depth)| depth)).unwrap_or_default().min(MAX_LIST_DEPTH);
         // The list 0 takes a paragraph out of its style's list.
-        match list.filter(|list| *list != "0" && !list.is_empty()) {
-            Some(list) => {
-                let number = self.numbering.next(list, depth);
-                self.out.item(depth, number, &paragraph.text);
-            }
-            None => self.out.paragraph(&paragraph.text),
-        }
+        let list = list.filter(|list| *list != "0" && !list.is_empty())?;
+        Some((depth, self.numbering.next(list, depth)))
     }
 
     fn end_code(&mut self) {

@@ -142,3 +142,11 @@ pub(super) fn attribute(tag: &BytesStart<'_>, name: &str) -> Option<String> {
 pub(super) fn malformed(error: impl ToString) -> ReadError {
     ReadError::malformed("DOCX", error)
 }
+
+/// The refusal of an archive that holds no document of Word.
+pub(super) fn other_archive() -> ReadError {
+    ReadError::Unsupported {
+        format: "a zip archive that is no Word document",
+        remedy: "unpack it, or save it as .docx or .pdf",
+    }
+}

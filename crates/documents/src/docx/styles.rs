@@ -40,10 +40,11 @@ impl Styles {
         self.chain(id).find_map(|(id, style)| style.map_or_else(|| role(id, None), |style| style.role))
     }
 
-    /// The list that a style puts its paragraphs in, and how deep.
-    pub(super) fn numbering(&self, id: &str) -> Option<&(String, usize)> {
-        let mut chain = std::iter::successors(self.0.get(id), |style| self.0.get(style.based_on.as_deref()?));
-        chain.by_ref().take(MAX_INHERITANCE).find_map(|style| style.numbering.as_ref())
+    /// The list that a style puts its paragraphs in, and how deep: a style may set the depth alone.
+    pub(super) fn numbering<'a>(&'a self, id: &'a str) -> Option<(&'a str, usize)> {
+        let mut found = self.chain(id).filter_map(|(_, style)| style?.numbering.as_ref()).peekable();
+        let depth = found.peek()?.1;
+        found.map(|(list, _)| list.as_str()).find(|list| !list.is_empty()).map(|list| (list, depth))
     }
 
     fn chain<'a>(&'a self, id: &'a str) -> impl Iterator<Item = (&'a str, Option<&'a Style>)> {
@@ -74,11 +75,11 @@ fn role(name: &str, outline: Option<usize>) -> Option<Role> {
     Some(Role::Heading(level.min(6)))
 }
 
-pub(super) fn read(archive: &mut Archive<'_>) -> Result<Styles, ReadError> {
+pub(super) fn read(archive: &mut Archive<'_>, part: &str) -> Result<Styles, ReadError> {
     let mut styles = Styles::default();
     let mut id = String::new();
     let mut style = Style::default();
-    each(archive, "word/styles.xml", |event| {
+    each(archive, part, |event| {
         match event {
             Xml::Start(tag) | Xml::Empty(tag) => {
                 let value = || attribute(tag, "val");

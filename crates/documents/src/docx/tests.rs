@@ -195,3 +195,201 @@ fn styles_and_lists_are_bounded() {
         assert!(matches!(read, Err(ReadError::TooLarge { what: "styles", .. })), "{read:?}");
     }
 }
+
+#[test]
+fn relations_name_the_parts() {
+    let office = "http://schemas.openxmlformats.org/officeDocument/2006/relationships";
+    let relations = |relations: &[(&str, &str)]| {
+        let relation = |(kind, target): &(&str, &str)| {
+            format!("<Relationship Id='r' Type='{office}/{kind}' Target='{target}'/>")
+        };
+        format!("<Relationships>{}</Relationships>", relations.iter().map(relation).collect::<String>())
+    };
+    let root =
+        relations(&[("officeDocument", "/word/document2.xml"), ("metadata/core-properties", "core.psmdcp")]);
+    let main = relations(&[
+        ("styles", "styles2.xml"),
+        ("numbering", "/word/numbering2.xml"),
+        ("footnotes", "./sub/../footnotes2.xml"),
+        ("endnotes", "missing.xml"),
+        ("hyperlink", "https://example.com/"),
+    ]);
+    let p = |properties: &str, text: &str| format!("<w:p><w:pPr>{properties}</w:pPr><w:t>{text}</w:t></w:p>");
+    let body = p("<w:pStyle w:val='A'/>", "Head") + &p("<w:numPr><w:numId w:val='7'/></w:numPr>", "item");
+    let document = format!("<w:document><w:body>{body}</w:body></w:document>");
+    let parts = [
+        ("_rels/.rels", root.as_str()),
+        ("core.psmdcp", "<coreProperties><dc:title>Title</dc:title></coreProperties>"),
+        ("word/document2.xml", &document),
+        ("word/_rels/document2.xml.rels", &main),
+        (
+            "word/styles2.xml",
+            "<w:styles><w:style w:styleId='A'><w:name w:val='heading 2'/></w:style></w:styles>",
+        ),
+        (
+            "word/numbering2.xml",
+            "<w:numbering><w:abstractNum w:abstractNumId='1'><w:lvl w:ilvl='0'><w:numFmt w:val='decimal'/></w:lvl>\
+             </w:abstractNum><w:num w:numId='7'><w:abstractNumId w:val='1'/></w:num></w:numbering>",
+        ),
+        (
+            "word/footnotes2.xml",
+            "<w:footnotes><w:footnote w:id='2'><w:p><w:t>foot</w:t></w:p></w:footnote></w:footnotes>",
+        ),
+        (
+            "word/endnotes.xml",
+            "<w:endnotes><w:endnote w:id='3'><w:p><w:t>end</w:t></w:p></w:endnote></w:endnotes>",
+        ),
+    ];
+    let document = read(&archive(&parts), "name").unwrap();
+    assert_eq!(document.title, "Title");
+    assert_eq!(document.text, "## Head\n\n1. item\n\n[2] foot\n\n[3] end");
+    // A workbook has a main part too.
+    let root = relations(&[("officeDocument", "xl/workbook.xml")]);
+    let workbook = archive(&[("_rels/.rels", &root), ("xl/workbook.xml", "<workbook><sheets/></workbook>")]);
+    assert!(matches!(read(&workbook, "n"), Err(ReadError::Unsupported { .. })));
+}
+
+#[test]
+fn merged_cells_keep_the_others_in_their_columns() {
+    let cell = |properties: &str, text: &str| {
+        format!("<w:tc><w:tcPr>{properties}</w:tcPr><w:p><w:r><w:t>{text}</w:t></w:r></w:p></w:tc>")
+    };
+    let table = |rows: &[String]| {
+        let rows: String = rows.iter().map(|row| format!("<w:tr>{row}</w:tr>")).collect();
+        text(&format!("<w:tbl>{rows}</w:tbl>"))
+    };
+    let (restart, goes_on) = ("<w:vMerge w:val='restart'/>", "<w:vMerge/>");
+    let rows = [
+        cell(restart, "Region") + &cell("<w:gridSpan w:val='2'/>", "2023") + &cell("", "Total"),
+        cell("<w:vMerge w:val='continue'/>", "") + &cell("", "Q1") + &cell("", "Q2") + &cell("", ""),
+        cell(restart, "North") + &cell("", "1") + &cell("", "2") + &cell("", "3"),
+        cell(goes_on, "") + &cell("", "4") + &cell("", "5") + &cell("", "9"),
+        format!("<w:trPr><w:gridBefore w:val='3'/></w:trPr>{}", cell("", "12")),
+    ];
+    assert_eq!(
+        table(&rows),
+        "| Region | 2023 |  | Total |\n| --- | --- | --- | --- |\n| Region | Q1 | Q2 |  |\n\
+         | North | 1 | 2 | 3 |\n| North | 4 | 5 | 9 |\n|  |  |  | 12 |"
+    );
+    // Properties that a change was made of are not those of the cell.
+    let changed = "<w:tcPrChange><w:tcPr><w:gridSpan w:val='2'/></w:tcPr></w:tcPrChange>";
+    let rows = [cell("", "a") + &cell("", "b"), cell(changed, "c") + &cell("", "d")];
+    assert_eq!(table(&rows), "| a | b |\n| --- | --- |\n| c | d |");
+}
+
+#[test]
+fn exponents_are_told_from_the_numbers_before_them() {
+    let run = |text: &str| format!("<w:r><w:t>{text}</w:t></w:r>");
+    let raised =
+        |text: &str| format!("<w:r><w:rPr><w:vertAlign w:val='superscript'/></w:rPr><w:t>{text}</w:t></w:r>");
+    let runs = [
+        run("10"),
+        raised("−"),
+        raised("1"),
+        raised("2"),
+        run(" the 1"),
+        raised("st"),
+        run(" of 10"),
+        run("6"),
+    ];
+    // The mark of the paragraph has properties of its own.
+    let mark = "<w:pPr><w:rPr><w:vertAlign w:val='superscript'/></w:rPr></w:pPr>";
+    for mark in ["", mark] {
+        assert_eq!(text(&format!("<w:p>{mark}{}</w:p>", runs.concat())), "10^−12 the 1st of 106");
+    }
+}
+
+/// The text of paragraphs, each with a list and a depth, or with a style.
+fn numbered(paragraphs: &[(&str, usize, &str)]) -> String {
+    let level = |depth: usize, format: &str, label: &str, more: &str| {
+        format!(
+            "<w:lvl w:ilvl='{depth}'><w:start w:val='1'/><w:numFmt w:val='{format}'/><w:lvlText w:val='{label}'/>{more}</w:lvl>"
+        )
+    };
+    let definition = |id: usize, levels: &[String]| {
+        format!("<w:abstractNum w:abstractNumId='{id}'>{}</w:abstractNum>", levels.concat())
+    };
+    let list = |id: &str, definition: usize, more: &str| {
+        format!("<w:num w:numId='{id}'><w:abstractNumId w:val='{definition}'/>{more}</w:num>")
+    };
+    let restart = "<w:lvlOverride w:ilvl='0'><w:startOverride w:val='3'/></w:lvlOverride>";
+    let numbering = [
+        definition(0, &[level(0, "decimal", "%1", ""), level(1, "decimal", "%1.%2", "")]),
+        definition(
+            1,
+            &[
+                level(0, "lowerLetter", "(%1)", ""),
+                level(1, "lowerRoman", "%2.", ""),
+                level(2, "upperRoman", "%3)", "<w:lvlRestart w:val='0'/>"),
+                level(3, "decimalZero", "%1-%4", "<w:isLgl/>"),
+                level(4, "bullet", "•", ""),
+                level(5, "none", "", ""),
+            ],
+        ),
+        definition(
+            2,
+            &[level(0, "decimal", "%1.", "").replace("<w:start w:val='1'/>", "<w:start w:val='5'/>")],
+        ),
+        list("heads", 0, ""),
+        list("letters", 1, ""),
+        list("first", 2, ""),
+        list("second", 2, ""),
+        list("anew", 2, restart),
+    ];
+    let style = |id: &str, name: &str, more: &str| {
+        format!("<w:style w:styleId='{id}'><w:name w:val='{name}'/>{more}</w:style>")
+    };
+    let styles = [
+        style("H1", "heading 1", "<w:pPr><w:numPr><w:numId w:val='heads'/></w:numPr></w:pPr>"),
+        style(
+            "H2",
+            "heading 2",
+            "<w:basedOn w:val='H1'/><w:pPr><w:numPr><w:ilvl w:val='1'/></w:numPr></w:pPr>",
+        ),
+    ];
+    let paragraph = |(list, depth, text): &(&str, usize, &str)| {
+        let properties = match *list {
+            "H1" | "H2" => format!("<w:pStyle w:val='{list}'/>"),
+            _ => format!("<w:numPr><w:ilvl w:val='{depth}'/><w:numId w:val='{list}'/></w:numPr>"),
+        };
+        format!("<w:p><w:pPr>{properties}</w:pPr><w:r><w:t>{text}</w:t></w:r></w:p>")
+    };
+    let body: String = paragraphs.iter().map(paragraph).collect();
+    let parts = [
+        ("word/document.xml", format!("<w:document><w:body>{body}</w:body></w:document>")),
+        ("word/styles.xml", format!("<w:styles>{}</w:styles>", styles.concat())),
+        ("word/numbering.xml", format!("<w:numbering>{}</w:numbering>", numbering.concat())),
+    ];
+    read(&archive(&parts.each_ref().map(|(name, part)| (*name, part.as_str()))), "name").unwrap().text
+}
+
+#[test]
+fn headings_have_the_numbers_of_their_styles() {
+    let paragraphs = [
+        ("H1", 0, "Scope"),
+        ("H1", 0, "Term"),
+        ("H2", 0, "Begin"),
+        ("H2", 0, "End"),
+        ("H1", 0, ""),
+        ("H2", 0, "Law"),
+    ];
+    assert_eq!(numbered(&paragraphs), "# 1 Scope\n\n# 2 Term\n\n## 2.1 Begin\n\n## 2.2 End\n\n## 3.1 Law");
+}
+
+#[test]
+fn items_have_the_labels_of_their_levels() {
+    let items = [0, 1, 1, 2, 0, 2, 3, 4, 5].map(|depth| ("letters", depth, "x"));
+    assert_eq!(
+        numbered(&items),
+        "- (a) x\n  - i. x\n  - ii. x\n    - I) x\n- (b) x\n    - II) x\n      - 2-1 x\n        - x\n          - x"
+    );
+    let many: Vec<_> = std::iter::repeat_n(("letters", 0, "x"), 28).collect();
+    assert!(numbered(&many).ends_with("- (z) x\n- (aa) x\n- (bb) x"));
+}
+
+#[test]
+fn lists_of_one_definition_go_on_counting_unless_they_begin_anew() {
+    let items =
+        [("first", 0, "a"), ("second", 0, "b"), ("anew", 0, "c"), ("anew", 0, "d"), ("first", 0, "e")];
+    assert_eq!(numbered(&items), "5. a\n6. b\n3. c\n4. d\n5. e");
+}

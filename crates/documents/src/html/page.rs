@@ -1,9 +1,8 @@
 //! The blocks of a page, as its tags come.
 
-use super::table::Table;
 use crate::error::ReadError;
 use crate::limits::MAX_LIST_DEPTH;
-use crate::markdown::Writer;
+use crate::markdown::{Table, Writer, is_exponent};
 
 /// The block that text goes to.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -22,6 +21,10 @@ pub(super) struct Page {
     pub(super) out: Writer,
     block: Block,
     text: String,
+    /// A heading, a term or a summary has begun, and has no text yet.
+    untitled: bool,
+    /// A `<sup>` has begun, and has no text yet.
+    raised: bool,
     /// How many `<pre>` are open.
     pre: usize,
     /// The number of the next item of each list that is open; none where it has bullets.
@@ -32,8 +35,10 @@ pub(super) struct Page {
 
 impl Page {
     pub(super) fn start(&mut self, name: &str, start: Option<u32>) {
+        self.untitled |= is_title(name);
         match name {
             "br" => self.text.push('\n'),
+            "sup" => self.raised = true,
             "pre" | "listing" | "xmp" => {
                 self.flush();
                 self.pre += 1;
@@ -49,6 +54,7 @@ impl Page {
                 self.block = Block::Item;
             }
             "table" => self.start_table(),
+            "thead" | "tbody" | "tfoot" => self.in_table(Table::end_group),
             "tr" => self.in_table(Table::row),
             "td" | "th" => self.in_table(Table::cell),
             _ if heading(name).is_some() => {
@@ -62,8 +68,10 @@ impl Page {
         }
     }
 
-    pub(super) fn end(&mut self, name: &str) {
+    pub(super) fn end(&mut self, name: &str) -> Result<(), ReadError> {
+        self.untitled &= !is_title(name);
         match name {
+            "sup" => self.raised = false,
             "pre" | "listing" | "xmp" => {
                 self.flush();
                 self.pre = self.pre.saturating_sub(1);
@@ -73,7 +81,8 @@ impl Page {
                 self.lists.pop();
                 self.block = Block::Paragraph;
             }
-            "table" => self.end_table(),
+            "table" => self.end_table()?,
+            "thead" | "tbody" | "tfoot" => self.in_table(Table::end_group),
             "td" | "th" => self.flush(),
             "li" => {
                 self.flush();
@@ -86,9 +95,19 @@ impl Page {
             _ if is_block(name) => self.flush(),
             _ => {}
         }
+        Ok(())
+    }
+
+    /// A heading, a term or a summary awaits its text.
+    pub(super) fn is_untitled(&self) -> bool {
+        self.untitled
     }
 
     pub(super) fn text(&mut self, text: &str) {
+        self.untitled &= text.trim().is_empty();
+        if std::mem::take(&mut self.raised) && is_exponent(&self.text, text) {
+            self.text.push('^');
+        }
         if self.pre > 0 {
             self.text.push_str(text);
             return;
@@ -107,6 +126,14 @@ impl Page {
         let text = std::mem::take(&mut self.text);
         if text.trim().is_empty() {
             return;
+        }
+        let is_code = self.pre > 0 && text.trim().contains('\n');
+        if is_code && self.table.is_some() && is_line_numbers(&text) {
+            return;
+        }
+        if is_code && self.table.as_ref().is_some_and(Table::is_layout) {
+            // Cells are of one line; a table may also place code beside the numbers of its lines.
+            self.place_table();
         }
         match &mut self.table {
             // A caption stands before the table.
@@ -156,14 +183,23 @@ impl Page {
     /// Writes the cells of the open table as paragraphs, and closes it.
     fn place_table(&mut self) {
         if let Some(table) = self.table.take() {
-            table.into_rows().iter().flatten().for_each(|cell| self.out.paragraph(cell));
+            table.into_texts().for_each(|cell| self.out.paragraph(&cell));
         }
     }
 
-    pub(super) fn end_table(&mut self) {
+    pub(super) fn end_table(&mut self) -> Result<(), ReadError> {
         self.flush();
         if let Some(table) = self.table.take() {
-            self.out.table(&table.into_rows());
+            self.out.table(&table.into_rows()?);
+        }
+        Ok(())
+    }
+
+    /// Gives the cell that has begun its columns and rows.
+    pub(super) fn span(&mut self, columns: u16, rows: u16) {
+        if let Some(table) = &mut self.table {
+            table.columns(columns);
+            table.rows(rows);
         }
     }
 }
@@ -173,6 +209,40 @@ fn heading(name: &str) -> Option<usize> {
         [b'h', level @ b'1'..=b'6'] => Some(usize::from(level - b'0')),
         _ => None,
     }
+}
+
+/// Elements whose text is the title of what follows.
+fn is_title(name: &str) -> bool {
+    heading(name).is_some() || matches!(name, "dt" | "summary")
+}
+
+/// Whether a text counts lines.
+fn is_line_numbers(text: &str) -> bool {
+    let mut numbers = text.split_whitespace().map(|number| number.parse::<u16>().ok().map(u32::from));
+    let first = numbers.next().flatten();
+    first.is_some_and(|first| numbers.zip(first + 1..).all(|(number, next)| number == Some(next)))
+}
+
+/// Elements that a paragraph cannot hold.
+pub(super) fn ends_paragraph(name: &str) -> bool {
+    let others = matches!(
+        name,
+        "pre"
+            | "listing"
+            | "xmp"
+            | "ul"
+            | "ol"
+            | "dir"
+            | "li"
+            | "table"
+            | "thead"
+            | "tbody"
+            | "tfoot"
+            | "tr"
+            | "td"
+            | "th"
+    );
+    others || heading(name).is_some() || (is_block(name) && name != "option")
 }
 
 /// Elements that begin and end a paragraph. <https://html.spec.whatwg.org/multipage/rendering.html#flow-content-3>
@@ -206,8 +276,5 @@ fn is_block(name: &str) -> bool {
             | "p"
             | "section"
             | "summary"
-            | "tbody"
-            | "tfoot"
-            | "thead"
     )
 }

@@ -80,3 +80,119 @@ fn a_table_of_empty_cells_is_bounded() {
     let page = format!("<table><tr>{}</table><p>text", "<td>".repeat(crate::limits::MAX_CELLS));
     assert!(matches!(super::read(page.as_bytes(), "name"), Err(ReadError::TooLarge { .. })));
 }
+
+#[test]
+fn a_button_that_is_a_title_is_read_and_one_beside_a_title_is_not() {
+    let page = "<h2><button class=accordion-button><span>Can I return it?</span></button></h2><div>Yes.</div>\
+        <h2>Shipping <button>Copy link</button></h2><p>Free. <button>Buy</button></p>\
+        <dl><dt><button>How long?</button><dd><button>Close</button>Two days.</dl>\
+        <details><summary><button>Where to?</button></summary>Anywhere.</details>";
+    assert_eq!(
+        text(page),
+        "## Can I return it?\n\nYes.\n\n## Shipping\n\nFree.\n\nHow long?\n\nTwo days.\n\nWhere to?\n\nAnywhere."
+    );
+}
+
+#[test]
+fn cells_of_several_columns_or_rows_keep_the_others_in_their_columns() {
+    let page = "<table><tr><th rowspan=2>Region<th colspan=2>2023<th>Total<tr><th>Q1<th>Q2<th>\
+        <tr><td rowspan=3>North<td>1<td>2<td>3<tr><td>4<td>5<td>9<tr></tr><tr><td>6<td>7<td>8</table>";
+    assert_eq!(
+        text(page),
+        "| Region | 2023 |  | Total |\n| --- | --- | --- | --- |\n| Region | Q1 | Q2 |  |\n\
+         | North | 1 | 2 | 3 |\n| North | 4 | 5 | 9 |\n| 6 | 7 | 8 |"
+    );
+    // A cell at the end of a row reaches down as well, and a wide one adds no empty columns.
+    let page = "<table><tr><td>a<td rowspan=2 colspan=9>b<tr><td>c<tr><td colspan=9>d</table>";
+    assert_eq!(text(page), "| a | b |\n| --- | --- |\n| c | b |\n| d |");
+    // A header that is shorter than the rows has as many columns.
+    assert_eq!(
+        text("<table><tr><th>a<th colspan=2>b<tr><td>1<td>2<td>3</table>"),
+        "| a | b |  |\n| --- | --- | --- |\n| 1 | 2 | 3 |"
+    );
+    // No cell reaches beyond its group of rows.
+    let page =
+        "<table><thead><tr><th rowspan=9>a<th>b</thead><tbody><tr><td rowspan=0>1<td>2<tr><td>3</table>";
+    assert_eq!(text(page), "| a | b |\n| --- | --- |\n| 1 | 2 |\n| 1 | 3 |");
+    // Cells of one column are paragraphs, each once.
+    assert_eq!(text("<table><tr><td colspan=2>a<tr><td colspan=2>b</table>"), "a\n\nb");
+    assert_eq!(text("<table><tr><td rowspan=2>a<td>b<tr><td><h2>c</h2></table>"), "a\n\nb\n\n## c");
+}
+
+#[test]
+fn tables_that_repeat_their_cells_are_bounded() {
+    use crate::limits::{MAX_CELLS, MAX_TEXT_BYTES};
+    let refused = |page: &str| matches!(read(page.as_bytes(), "n"), Err(ReadError::TooLarge { .. }));
+    let wide = "<td colspan=1000>".repeat(MAX_CELLS / 1000 + 1);
+    assert!(refused(&format!("<table><tr>{wide}<td>end</table>")));
+    // The cells at the end reach into rows that have a cell at the beginning.
+    let wide = "<td colspan=1000 rowspan=65534>".repeat(MAX_CELLS / 2000);
+    assert!(refused(&format!("<table><tr><td>{wide}{}</table>", "<tr><td>a".repeat(1000))));
+    let short = "<tr><td colspan=1000 rowspan=2>a<tr>".repeat(MAX_CELLS / 1000 + 1);
+    assert!(refused(&format!("<table>{short}</table>")));
+    let long = "a".repeat(MAX_TEXT_BYTES / 4);
+    assert!(refused(&format!("<table><tr><td>b<td rowspan=9>{long}{}</table>", "<tr><td>c".repeat(8))));
+    assert!(!refused(&format!("<table><tr><td>b<td rowspan=2>{long}{}</table>", "<tr><td>c".repeat(8))));
+}
+
+#[test]
+fn a_skipped_element_without_end_tag_ends_where_it_must() {
+    assert_eq!(text("<div><p hidden>no<p>a</div><div><p hidden>no</div>b"), "a\n\nb");
+    assert_eq!(
+        text("<ul><li>a<li style='display: none'>no<ul><li>no<li>no</ul>no<li>b<li hidden>no</ul><p>c"),
+        "- a\n- b\n\nc"
+    );
+    assert_eq!(
+        text("<table><tr><td>a<td>b<td hidden>no<tr hidden><td>no<tr><td>c<td>d<td hidden>no</table>e"),
+        "| a | b |\n| --- | --- |\n| c | d |\n\ne"
+    );
+    assert_eq!(text("<dl><dt>a<dd hidden>no<dt>b<dd aria-hidden=true>no</dl>c"), "a\n\nb\n\nc");
+    // Elements of its kind inside do not end it.
+    assert_eq!(text("<ul><li hidden>no<ul><li>no</li></ul></li><li>a</ul>"), "- a");
+    assert_eq!(text("<div hidden>no<div>no</div>no</div>a"), "a");
+}
+
+#[test]
+fn pictures_that_end_in_their_start_tags_hold_nothing() {
+    assert_eq!(text("<p>a<svg class=i /> b <math/>c<svg><path/><svg/><title>no</title></svg> d"), "a b c d");
+}
+
+#[test]
+fn the_main_part_ends_with_the_element_that_began_it() {
+    assert_eq!(text("<div role=main><div>a</div><div hidden>no</div>b</div><footer>© no</footer>"), "a\n\nb");
+    assert_eq!(text("<main>a<div role=main>b</div>c</main>no"), "a\n\nb\n\nc");
+}
+
+#[test]
+fn code_in_a_table_keeps_its_lines() {
+    let code = "```\ndef f():\n    return 1\n```";
+    let pre = "<pre>def f():\n    return 1\n</pre>";
+    let numbers = "<div><pre><span>1</span>\n<span>2</span>\n</pre></div>";
+    assert_eq!(
+        text(&format!("<table><tr><td>{numbers}</td><td>{pre}</td></tr></table>a")),
+        format!("{code}\n\na")
+    );
+    assert_eq!(text(&format!("<table><tr><th>f<tr><td>{pre}</table>")), format!("f\n\n{code}"));
+    // The columns of a wider table say more than the lines of its cells.
+    assert_eq!(
+        text(&format!("<table><tr><th>a<th>b<th>c<tr><td>1<td>{pre}<td>2</table>")),
+        "| a | b | c |\n| --- | --- | --- |\n| 1 | def f(): return 1 | 2 |"
+    );
+    assert_eq!(text("<pre>1\n2</pre>"), "```\n1\n2\n```");
+}
+
+#[test]
+fn exponents_readings_and_formulas() {
+    assert_eq!(
+        text("<p>10<sup>6</sup> or 10<sup>−6</sup>, the 1<sup>st</sup>, x<sup>2</sup>"),
+        "10^6 or 10^−6, the 1st, x2"
+    );
+    assert_eq!(text("<p><ruby>東<rp>(</rp><rt>とう</rt><rp>)</rp>京<rt>きょう</ruby>へ"), "東京へ");
+    assert_eq!(
+        text(
+            "<p>So <span style='display: none'><math>no</math></span><img class='mwe-math-fallback-image-inline' \
+             aria-hidden=true alt='{\\displaystyle E=mc^{2}}'> holds <img alt='a decoration'>."
+        ),
+        "So E=mc^{2} holds ."
+    );
+}
