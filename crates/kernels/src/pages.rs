@@ -15,10 +15,11 @@ pub fn advise_huge_pages<T>(memory: &[T]) {
     }
     #[cfg(target_os = "linux")]
     {
-        const PAGE: usize = 4096;
+        // SAFETY: it may be called at any time, from any thread.
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
         // Pages that belong to neighbours in part, too: a page without the advice would divide the memory.
-        let start = memory.as_ptr().addr() / PAGE * PAGE;
-        let end = (memory.as_ptr().addr() + bytes).next_multiple_of(PAGE);
+        let start = memory.as_ptr().addr() / page * page;
+        let end = (memory.as_ptr().addr() + bytes).next_multiple_of(page);
         // SAFETY: the pages hold parts of `memory`, and so are mapped; the advice changes neither contents nor validity of what lies
         // there. An error means that there are no huge pages.
         unsafe { libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_HUGEPAGE) };

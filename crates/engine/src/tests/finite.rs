@@ -6,7 +6,7 @@ use refrain_fusion::{Pie, Vanilla};
 use refrain_store::{Scope, Store};
 
 use super::{device, prefill, random_prompt, shared, small, tiny};
-use crate::{Engine, Error, GenerateRequest, Prompt, Sampling};
+use crate::{Engine, Error, GenerateRequest, Precision, Prompt, Sampling, Settings};
 
 /// A copy of the tiny Llama in `folder` that has NaNs in the last `rows` rows of a tensor, all of them of 64 values.
 fn damage(folder: &Path, tensor: &str, rows: usize) {
@@ -26,7 +26,11 @@ fn damage(folder: &Path, tensor: &str, rows: usize) {
 }
 
 fn open(folder: &Path) -> Engine {
-    Engine::open_on(&device(), folder, Store::in_memory(1 << 24), small(), |_, _| ()).unwrap()
+    open_with(folder, small())
+}
+
+fn open_with(folder: &Path, settings: Settings) -> Engine {
+    Engine::open_on(&device(), folder, Store::in_memory(1 << 24), settings, |_, _| ()).unwrap()
 }
 
 fn answer(engine: &Engine, prompt: &Prompt, sampling: Sampling) -> Result<Vec<u32>, Error> {
@@ -89,4 +93,20 @@ fn a_comparison_with_logits_that_are_no_numbers_fails() {
     let requests = [(&engine, GenerateRequest::new(shared(Vanilla), sampling.clone()))];
     let answers = Engine::answers_beside(&prompt, &requests, &exact).unwrap();
     assert!(matches!(answers[0], Err(Error::NotFinite { .. })));
+}
+
+/// Blocks of eight bits have a scale for the numbers of a block, which a NaN must not leave out.
+#[test]
+fn weights_of_eight_bits_keep_what_is_no_number() {
+    let q8 = Settings { precision: Some(Precision::Q8), ..small() };
+    for (tensor, rows) in
+        [("lm_head.weight", 1), ("model.layers.2.mlp.down_proj.weight", 1), ("model.norm.weight", 1)]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        damage(folder.path(), tensor, rows);
+        let engine = open_with(folder.path(), q8.clone());
+        let prompt = random_prompt(&engine, 5, &[30], 9, 1);
+        let error = answer(&engine, &prompt, Sampling::default()).unwrap_err();
+        assert!(matches!(error, Error::NotFinite { .. }), "{tensor}: {error}");
+    }
 }

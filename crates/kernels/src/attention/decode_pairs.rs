@@ -6,7 +6,8 @@
 //!
 //! **Words.** `bf16` is multiplied as it lies. Of an `f16` the exponent and the first seven bits of the fraction, moved to where `bf16`
 //! has them, are its rounded value times 2⁻¹¹² (the difference of the exponents' biases): an addition, a shift and a mask for 32 elements.
-//! Queries and weights are 2¹¹² times larger then. Subnormals count as zero, and infinities as 2¹⁶.
+//! Queries and weights are 2¹¹² times larger then. Subnormals count as zero, infinities as 2¹⁶, and a NaN as
+//! some finite number.
 //!
 //! **Scores.** A key's products with a query are summed over the lanes of a vector, and those of 16 keys become one vector by shuffles and
 //! additions, always in the same order: a score does not depend on where its key lies.

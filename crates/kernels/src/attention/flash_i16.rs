@@ -37,7 +37,7 @@ pub(super) const ENTRY: usize = PAIRS + STATS;
 /// AVX2, if keys and values may be rounded and the instruction set has no wider vectors.
 #[inline(always)]
 pub(super) fn token<S: Simd>(simd: S, a: &Attention) -> Option<Avx2> {
-    if a.precision == Precision::F32 { None } else { simd.avx2() }
+    if a.precision == Precision::F32 || simd.avx512().is_some() { None } else { simd.avx2() }
 }
 
 /// Words of a tile: pairs of keys, padded / 2 × 64; pairs of values, 32 × padded; [`Scales`].

@@ -468,3 +468,37 @@ const PACKED_DIGESTS: [u64; 8] = [
     17_286_702_697_757_825_969,
     17_553_068_751_260_346_787,
 ];
+
+/// A NaN must reach the logits, where it becomes an error: of a row each of its results is none, of a weight each of its output's.
+#[test]
+fn products_of_blocks_with_nan_are_nan() {
+    let mut rng = Rng::new(35);
+    let (inputs, outputs) = (200, 70);
+    for four_bits in [false, true] {
+        let (nibbles, mut w) = blocks(&mut rng, outputs, inputs, four_bits);
+        if !four_bits {
+            w[5 * inputs + 150] = f32::NAN;
+        }
+        let (of_nibbles, values) = (copy(&nibbles, inputs.div_ceil(32)), copy(&w, inputs));
+        for (m, at) in [(1, 0), (1, 31), (1, 199), (40, 77)] {
+            let (mut x, row) = (rng.floats(m * inputs), m / 2);
+            x[row * inputs + at] = f32::NAN;
+            for cpu in cpus(2) {
+                let rows = if four_bits { WeightRows::Q4(&of_nibbles) } else { WeightRows::F32(&values) };
+                let linear = Linear::pack(&cpu, Precision::Q8, outputs, inputs, None, rows).unwrap();
+                let mut y = vec![0.0; m * outputs];
+                cpu.linear(&linear, &x, &mut y);
+                for (i, y) in y.iter().enumerate() {
+                    let (r, o) = (i / outputs, i % outputs);
+                    let poisoned = r == row || (o == 5 && !four_bits);
+                    assert_eq!(
+                        y.is_nan(),
+                        poisoned,
+                        "{:?} {four_bits} {m} {at}: row {r}, output {o}: {y}",
+                        cpu.isa()
+                    );
+                }
+            }
+        }
+    }
+}

@@ -49,13 +49,13 @@ fn quantize_row(x: &[f32], out: &mut [u32]) {
             // SAFETY: eight floats.
             *values = unsafe { _mm256_loadu_ps(block.as_ptr()) };
         }
-        let magnitude = |x| _mm256_andnot_ps(_mm256_set1_ps(-0.0), x);
-        let pair = |i: usize| _mm256_max_ps(magnitude(values[i]), magnitude(values[i + 1]));
-        let largest = _mm256_max_ps(pair(0), pair(2));
-        let mut lanes = [0.0f32; LANES];
-        // SAFETY: eight floats.
-        unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), largest) };
-        let scale = lanes.into_iter().fold(0.0, f32::max) / 127.0;
+        // By their bits, among which those of a NaN are the largest.
+        let magnitude = |x| _mm256_castps_si256(_mm256_andnot_ps(_mm256_set1_ps(-0.0), x));
+        let pair = |i: usize| _mm256_max_epu32(magnitude(values[i]), magnitude(values[i + 1]));
+        let mut lanes = [0u32; LANES];
+        // SAFETY: eight words.
+        unsafe { _mm256_storeu_si256(lanes.as_mut_ptr().cast(), _mm256_max_epu32(pair(0), pair(2))) };
+        let scale = f32::from_bits(lanes.into_iter().fold(0, u32::max)) / 127.0;
         let inverse = _mm256_set1_ps(if scale > 0.0 { 1.0 / scale } else { 0.0 });
         // To the nearest, ties to even; a NaN becomes 0.
         let mut q = [_mm256_setzero_si256(); 4];

@@ -84,8 +84,12 @@ fn quantize_row(x: &[f32], out: &mut [u32]) {
             // No closure: one that is not inlined passes vectors through memory.
             let first = _mm512_maskz_loadu_ps(there as u16, x.as_ptr());
             let last = _mm512_maskz_loadu_ps((there >> 16) as u16, x.as_ptr().wrapping_add(16));
-            let largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(first), _mm512_abs_ps(last)));
-            let scale = largest / 127.0;
+            // By their bits, among which those of a NaN are the largest.
+            let bits = _mm512_max_epu32(
+                _mm512_castps_si512(_mm512_abs_ps(first)),
+                _mm512_castps_si512(_mm512_abs_ps(last)),
+            );
+            let scale = f32::from_bits(_mm512_reduce_max_epu32(bits)) / 127.0;
             let inverse = _mm512_set1_ps(if scale > 0.0 { 1.0 / scale } else { 0.0 });
             // To the nearest, ties to even; a NaN becomes 0.
             let (first, last) = (_mm512_mul_ps(first, inverse), _mm512_mul_ps(last, inverse));

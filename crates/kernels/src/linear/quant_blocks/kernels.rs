@@ -90,16 +90,15 @@ fn unpack_quad(
     }
 }
 
-/// The largest magnitude of a block.
+/// The largest magnitude of a block, by its bits, among which those of a NaN are the largest: a scale that is no number makes every result that
+/// it is part of none.
 #[inline(always)]
-fn largest<S: Simd>(simd: S, values: &[f32; BLOCK]) -> f32 {
-    let mut largest = simd.splat(0.0);
-    for i in (0..BLOCK).step_by(S::LANES) {
-        // SAFETY: there are 32 elements, a multiple of the lanes.
-        let v = unsafe { simd.load(values.as_ptr().add(i)) };
-        largest = simd.max(simd.max(v, simd.sub(simd.splat(0.0), v)), largest);
+fn largest(values: &[f32; BLOCK]) -> f32 {
+    let mut largest = 0;
+    for value in values {
+        largest = largest.max(value.abs().to_bits());
     }
-    simd.largest(largest)
+    f32::from_bits(largest)
 }
 
 /// The block's values times `inverse`, each rounded to the nearest integer.
@@ -130,7 +129,7 @@ impl Kernel for QuantizeWeights<'_> {
         for (x, block) in self.row.chunks(BLOCK).zip(self.blocks) {
             let mut values = [0.0f32; BLOCK];
             values[..x.len()].copy_from_slice(x);
-            block.scale = f16::from_f32(largest(simd, &values) / 127.0);
+            block.scale = f16::from_f32(largest(&values) / 127.0);
             let scale = block.scale.to_f32();
             let rounded = rounded(simd, &values, if scale > 0.0 { 1.0 / scale } else { 0.0 });
             // The scale is rounded, so that a quotient may be above 127.
@@ -167,7 +166,7 @@ impl Kernel for QuantizeRow<'_> {
         for (x, out) in self.x.chunks(BLOCK).zip(self.out.chunks_exact_mut(X_WORDS)) {
             let mut values = [0.0f32; BLOCK];
             values[..x.len()].copy_from_slice(x);
-            let scale = largest(simd, &values) / 127.0;
+            let scale = largest(&values) / 127.0;
             let rounded = rounded(simd, &values, if scale > 0.0 { 1.0 / scale } else { 0.0 });
             // Integers in −127 ..= 127, also where a small scale has no inverse; a NaN becomes 0. Loops, since closures would be compiled apart,
             // without the instruction set.

@@ -36,10 +36,11 @@ pub(super) fn quantize(_: Neon, x: &[f32], out: &mut [u32]) {
         // SAFETY: NEON is there, and vectors lie within the block and its words.
         unsafe {
             let values: [float32x4_t; 8] = from_fn(|i| vld1q_f32(values.as_ptr().add(4 * i)));
-            let magnitude = values.map(|x| vabsq_f32(x));
-            let pair: [float32x4_t; 4] = from_fn(|i| vmaxnmq_f32(magnitude[i], magnitude[4 + i]));
-            let largest = vmaxnmq_f32(vmaxnmq_f32(pair[0], pair[1]), vmaxnmq_f32(pair[2], pair[3]));
-            let scale = vmaxnmvq_f32(largest) / 127.0;
+            // By their bits, among which those of a NaN are the largest.
+            let magnitude = values.map(|x| vreinterpretq_u32_f32(vabsq_f32(x)));
+            let pair: [uint32x4_t; 4] = from_fn(|i| vmaxq_u32(magnitude[i], magnitude[4 + i]));
+            let largest = vmaxq_u32(vmaxq_u32(pair[0], pair[1]), vmaxq_u32(pair[2], pair[3]));
+            let scale = f32::from_bits(vmaxvq_u32(largest)) / 127.0;
             let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
             // To the nearest, ties to even; a NaN becomes 0.
             let q = values.map(|x| vcvtnq_s32_f32(vmulq_n_f32(x, inverse)));
