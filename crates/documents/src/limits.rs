@@ -49,6 +49,9 @@ pub const MAX_TITLE_CHARS: usize = 1000;
 /// Styles of a DOCX, and definitions of its lists: Word makes some hundred.
 pub const MAX_STYLES: usize = if cfg!(test) { 1 << 12 } else { 1 << 16 };
 
+/// Elements of a DOCX's part inside elements: Word nests some dozen.
+pub const MAX_XML_DEPTH: usize = 1 << 10;
+
 /// Lists inside lists, beyond which deeper ones are written at this depth.
 pub const MAX_LIST_DEPTH: usize = 8;
 

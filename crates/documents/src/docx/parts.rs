@@ -9,7 +9,7 @@ use zip::ZipArchive;
 use zip::result::ZipError;
 
 use crate::error::ReadError;
-use crate::limits::{MAX_PART_BYTES, MAX_TEXT_BYTES};
+use crate::limits::{MAX_PART_BYTES, MAX_TEXT_BYTES, MAX_XML_DEPTH};
 
 /// Bytes of an attribute's value: Word's own names and ids are shorter.
 const MAX_VALUE_BYTES: usize = 1024;
@@ -86,7 +86,7 @@ fn events(
     step: &mut dyn FnMut(&Xml<'_>) -> Result<(), ReadError>,
 ) -> Result<(), ReadError> {
     let mut reader = Reader::from_reader(OfOneEvent { part, left: MAX_TEXT_BYTES });
-    let mut buffer = Vec::new();
+    let (mut buffer, mut depth) = (Vec::new(), 0_usize);
     loop {
         buffer.clear();
         reader.get_mut().left = MAX_TEXT_BYTES;
@@ -95,9 +95,20 @@ fn events(
             return Err(ReadError::too_large("text", MAX_TEXT_BYTES));
         }
         match event.map_err(malformed)? {
-            Event::Start(tag) => step(&Xml::Start(&tag))?,
+            Event::Start(tag) => {
+                depth += 1;
+                // The reader keeps the name of each element that is open.
+                if depth > MAX_XML_DEPTH {
+                    let limit = MAX_XML_DEPTH.to_string();
+                    return Err(ReadError::TooLarge { what: "elements inside elements", limit });
+                }
+                step(&Xml::Start(&tag))?;
+            }
             Event::Empty(tag) => step(&Xml::Empty(&tag))?,
-            Event::End(tag) => step(&Xml::End(local(tag.local_name().as_ref())))?,
+            Event::End(tag) => {
+                depth = depth.saturating_sub(1);
+                step(&Xml::End(local(tag.local_name().as_ref())))?;
+            }
             Event::Text(text) => step(&Xml::Text(&text.decode().map_err(malformed)?))?,
             Event::CData(text) => step(&Xml::Text(&text.decode().map_err(malformed)?))?,
             Event::GeneralRef(name) => step(&Xml::Text(character(&name)?.encode_utf8(&mut [0; 4])))?,

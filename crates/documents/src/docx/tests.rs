@@ -393,3 +393,14 @@ fn lists_of_one_definition_go_on_counting_unless_they_begin_anew() {
         [("first", 0, "a"), ("second", 0, "b"), ("anew", 0, "c"), ("anew", 0, "d"), ("first", 0, "e")];
     assert_eq!(numbered(&items), "5. a\n6. b\n3. c\n4. d\n5. e");
 }
+
+#[test]
+fn elements_inside_elements_are_bounded() {
+    use crate::limits::MAX_XML_DEPTH;
+    let nested = |depth: usize| {
+        let part = format!("<w:document>{}x{}</w:document>", "<w:p>".repeat(depth), "</w:p>".repeat(depth));
+        read(&archive(&[("word/document.xml", &part)]), "n")
+    };
+    assert!(matches!(nested(MAX_XML_DEPTH), Err(ReadError::TooLarge { what: "elements inside elements", .. })));
+    assert!(!matches!(nested(MAX_XML_DEPTH - 1), Err(ReadError::TooLarge { .. })));
+}
