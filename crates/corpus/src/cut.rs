@@ -11,7 +11,7 @@ const PROBE: &str = "Hello,  world's 12345 tokens\n\tdef f(x): return xÂ²; StraÃ
 /// Identifies the tokenizer and the chunk size, which decide how documents are cut: a hash of the vocabulary, of the token
 /// ids of a probe text, and of the chunk size.
 pub(crate) fn segmentation(engine: &Engine) -> Result<String> {
-    let mut hasher = blake3::Hasher::new_derive_key("refrain segmentation of documents, version 2");
+    let mut hasher = blake3::Hasher::new_derive_key("refrain segmentation of documents, version 3");
     hasher.update(&(engine.settings().chunk_tokens as u64).to_le_bytes());
     add_vocabulary(engine, &mut hasher);
     let probe = Document { title: String::new(), text: PROBE.to_owned() };

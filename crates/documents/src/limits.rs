@@ -28,6 +28,9 @@ pub const MAX_PAGE_SPANS: usize = if cfg!(test) { 1 << 12 } else { 1 << 19 };
 /// Those of all pages.
 pub const MAX_SPANS: usize = 1 << 23;
 
+/// Maps of codes that the fonts of a PDF name: each takes up to half a megabyte.
+pub const MAX_FONT_MAPS: usize = if cfg!(test) { 16 } else { 1 << 10 };
+
 /// Forms inside forms of a PDF.
 pub const MAX_FORM_DEPTH: usize = 12;
 
@@ -40,7 +43,7 @@ pub const MAX_SENT_TIME: Duration = Duration::from_secs(30);
 /// Bytes of stack for reading a PDF, whose objects lie inside each other.
 pub const PDF_STACK_BYTES: usize = 16 << 20;
 
-/// Rows and cells of a table of HTML or DOCX: an empty one takes more memory than its tag has bytes.
+/// Rows and cells of a table of HTML or DOCX, and cells of all tables of a PDF: an empty one takes more memory than its tag has bytes.
 pub const MAX_CELLS: usize = if cfg!(test) { 1 << 16 } else { 1 << 22 };
 
 /// Characters of a title, which ends there.
@@ -50,7 +53,7 @@ pub const MAX_TITLE_CHARS: usize = 1000;
 pub const MAX_STYLES: usize = if cfg!(test) { 1 << 12 } else { 1 << 16 };
 
 /// Elements of a DOCX's part inside elements: Word nests some dozen.
-pub const MAX_XML_DEPTH: usize = 1 << 10;
+pub const MAX_XML_DEPTH: usize = 1 << 16;
 
 /// Lists inside lists, beyond which deeper ones are written at this depth.
 pub const MAX_LIST_DEPTH: usize = 8;

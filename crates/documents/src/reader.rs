@@ -74,8 +74,9 @@ const SIGNATURES: [(&[u8], &str); 11] = [
 ///
 /// The bytes decide the format where they can (PDF, zip, HTML without a known extension), then the extension; other files are
 /// read as text. A file of JSONL holds a document a line, any other file one, or none where a text is blank. The title is that in the
-/// file (`<title>`, the document's properties), or its first heading, or the name without extension; it is empty for a text
-/// that begins with a heading of the first level. Titles end at their [limit](crate::limits::MAX_TITLE_CHARS).
+/// file (`<title>`, the document's properties, `title` in the front matter of Markdown), or its first heading, or the name without
+/// extension. The heading that names a text is of the first level, and a text that begins with it has an empty title. Titles end at
+/// their [limit](crate::limits::MAX_TITLE_CHARS).
 ///
 /// # Errors
 /// If the file cannot be read as its format, is encrypted, has no text, or passes one of the [limits](crate::limits).

@@ -14,6 +14,9 @@ pub struct Piece {
     /// The headings under which the text stands, the outermost first; those inside the text are not among them, nor outer ones for which
     /// there was no room.
     pub headings: Vec<String>,
+    /// The lines without which the text is not understood, where it begins inside their block: the header of a table, or the fence of
+    /// code. Empty elsewhere, and where there was no room for them.
+    pub opening: String,
     /// The text, without the space around it.
     pub text: String,
     /// The place of the text, in bytes.
@@ -22,13 +25,15 @@ pub struct Piece {
 
 impl Piece {
     /// The piece as it is understood alone: a line with the title and the headings above it, `Handbook > Brakes > Rear wheel`, an empty
-    /// line and the text.
+    /// line and the text, behind the header of the table or the fence of the code that it begins in.
     ///
     /// A heading that begins the text moves into that line, unless the piece holds other headings of its level, which
     /// would seem to stand below it then. A title that is the first heading too stands there once.
     pub fn headed(&self, title: &str) -> String {
         let mut path: Vec<String> = self.headings.clone();
-        let mut text = self.text.as_str();
+        let opening = if self.opening.is_empty() { String::new() } else { format!("{}\n", self.opening) };
+        let whole = opening + &self.text;
+        let mut text = whole.as_str();
         let found = blocks::blocks(text);
         let levels: Vec<usize> = found.iter().filter_map(Block::level).collect();
         for (index, block) in found.iter().enumerate() {
@@ -36,13 +41,13 @@ impl Piece {
             if levels[index + 1..].iter().any(|other| *other <= level) {
                 break;
             }
-            path.push(blocks::heading_text(&self.text[block.range.clone()]));
-            text = &self.text[block.range.end..];
+            path.push(blocks::heading_text(&whole[block.range.clone()]));
+            text = &whole[block.range.end..];
         }
         let title = title.split_whitespace().collect::<Vec<_>>().join(" ");
         let first = path.first().cloned().or_else(|| {
             let block = found.first().filter(|block| block.level().is_some())?;
-            Some(blocks::heading_text(&self.text[block.range.clone()]))
+            Some(blocks::heading_text(&whole[block.range.clone()]))
         });
         if !title.is_empty() && first.is_none_or(|first| !first.eq_ignore_ascii_case(&title)) {
             path.insert(0, title);
@@ -56,20 +61,21 @@ impl Piece {
     }
 }
 
-/// The part of a piece, one in so many, that the headings above it may take.
-const HEADINGS: usize = 2;
+/// The part of a piece, one in so many, that the headings above it and the opening of its first block may take.
+const ABOVE: usize = 2;
 
 /// Cuts a text in Markdown, or a plain one, into pieces of at most `max` as `size` counts the bytes of a range, with a title of size
 /// `title` and the headings above them ([`Piece::headed`]).
 ///
 /// A section that fits is one piece, with its subsections; so are neighbouring sections under one heading that fit together, since a
-/// piece of a line or two says too little to be found by. Sections under different headings are never joined: a piece that is found should be
-/// about one thing. A section that does not fit is cut between its blocks, a block between lines (code, tables, lists) or
-/// sentences, a sentence between words, a word between characters; a piece is filled as far as it goes, but rather ends
-/// half full at the end of a block than inside the next. A heading stays with the text below it.
+/// piece of a line or two says too little to be found by. Sections under different headings are never joined: a piece that is found
+/// should be about one thing. A section that does not fit is cut between its blocks, a block between lines (code, tables, lists) or
+/// sentences, a sentence between its lines, a line between words, a word between characters; a piece is filled as far as it goes, but
+/// rather ends half full at the end of a block than inside the next. A heading stays with the text below it.
 ///
 /// All of the text but white space is in one of the pieces, in its order. A piece is larger than `max` only where a single character is.
-/// Of the headings above a piece those are kept, from the innermost, that take half of it together.
+/// Above a piece that begins inside a table or code stands the header of the table or the fence, if half of the piece has room for it,
+/// and of the headings those are kept, from the innermost, that fit into the rest of that half together.
 ///
 /// `size` may be costly: it is called once for each block, once for each line or sentence of those that do not fit, and
 /// a few times for each piece, on texts of hardly more than `max`. Sizes should add up roughly, as tokens do; where they do not, pieces
@@ -81,6 +87,21 @@ pub fn split(text: &str, max: usize, title: usize, size: impl Fn(Range<usize>) -
         Splitter { text, sizes, title, blocks: &blocks, path: Vec::new(), pieces: Vec::new(), open: None };
     splitter.section(0..blocks.len());
     splitter.pieces
+}
+
+/// The first heading of a text, if it is of the first level.
+pub(crate) fn title(text: &str) -> Option<Title> {
+    let (at, block) =
+        blocks::blocks(text).into_iter().enumerate().find(|(_, block)| block.level().is_some())?;
+    (block.level() == Some(1))
+        .then(|| Title { begins: at == 0, text: blocks::heading_text(&text[block.range]) })
+}
+
+/// A heading that names a text.
+pub(crate) struct Title {
+    pub(crate) text: String,
+    /// Nothing stands before it.
+    pub(crate) begins: bool,
 }
 
 impl Block {
@@ -119,7 +140,9 @@ struct Open {
 struct Above {
     /// The headings that it tells.
     headings: Range<usize>,
-    /// Their size, and that of the title.
+    /// The lines that open the block which it begins in.
+    opening: Range<usize>,
+    /// The size of both, and that of the title.
     size: usize,
 }
 
@@ -160,20 +183,25 @@ impl<S: Fn(Range<usize>) -> usize> Splitter<'_, S> {
         Part { blocks, range, size }
     }
 
-    /// What stands above a piece that is open, or begins now.
-    fn above(&self) -> Above {
-        self.open.as_ref().map_or_else(|| self.above_next(), |open| open.above.clone())
+    /// What stands above the piece that is open, or begins at a place.
+    fn above(&self, start: usize) -> Above {
+        self.open.as_ref().map_or_else(|| self.above_next(start), |open| open.above.clone())
     }
 
-    /// What stands above a piece that begins now.
-    fn above_next(&self) -> Above {
-        let room = self.sizes.max(self.title) / HEADINGS;
-        let (mut first, mut size) = (self.path.len(), 0);
+    /// What stands above a piece that begins at a place.
+    fn above_next(&self, start: usize) -> Above {
+        let room = self.sizes.max(self.title) / ABOVE;
+        let at = self.blocks.partition_point(|block| block.range.start <= start);
+        let block = self.blocks[..at].last().filter(|block| block.opening.end <= start);
+        let opening =
+            block.map(|block| block.opening.clone()).filter(|range| self.sizes.of(range.clone()) <= room);
+        let opening = opening.unwrap_or_default();
+        let (mut first, mut size) = (self.path.len(), self.sizes.of(opening.clone()));
         while first > 0 && size + self.path[first - 1].1 <= room {
             first -= 1;
             size += self.path[first].1;
         }
-        Above { headings: first..self.path.len(), size: size + self.title }
+        Above { headings: first..self.path.len(), opening, size: size + self.title }
     }
 
     /// Adds a part to the open piece, to the next, or divides it.
@@ -185,7 +213,7 @@ impl<S: Fn(Range<usize>) -> usize> Splitter<'_, S> {
         let is_half = |open: &Open| open.sum.saturating_mul(2) >= self.sizes.max(open.above.size);
         let half = self.open.as_ref().is_some_and(is_half);
         let kind = self.blocks[part.blocks.start].kind;
-        let fits = self.sizes.fits(part.range.clone(), part.size, self.above_next().size);
+        let fits = self.sizes.fits(part.range.clone(), part.size, self.above_next(part.range.start).size);
         if let Kind::Heading(_) = kind {
             if !bare {
                 self.close();
@@ -205,8 +233,12 @@ impl<S: Fn(Range<usize>) -> usize> Splitter<'_, S> {
             self.close();
         }
         match kind {
-            Kind::Lines => self.divide(part.range.clone(), &[blocks::lines, blocks::sentences]),
-            Kind::Paragraph | Kind::Heading(_) => self.divide(part.range.clone(), &[blocks::sentences]),
+            Kind::Lines => {
+                self.divide(part.range.clone(), &[blocks::items, blocks::sentences, blocks::lines]);
+            }
+            Kind::Paragraph | Kind::Heading(_) => {
+                self.divide(part.range.clone(), &[blocks::sentences, blocks::lines]);
+            }
         }
     }
 
@@ -214,7 +246,7 @@ impl<S: Fn(Range<usize>) -> usize> Splitter<'_, S> {
     fn push(&mut self, range: Range<usize>, size: usize) -> bool {
         let start = self.open.as_ref().map_or(range.start, |open| open.range.start);
         let sum = self.open.as_ref().map_or(0, |open| open.sum).saturating_add(size);
-        let above = self.above();
+        let above = self.above(start);
         if !self.sizes.fits(start..range.end, sum, above.size) {
             return false;
         }
@@ -253,7 +285,7 @@ impl<S: Fn(Range<usize>) -> usize> Splitter<'_, S> {
                 continue;
             }
             let bare = self.open.as_ref().is_some_and(|open| open.bare);
-            if !bare && self.sizes.fits(range.clone(), size, self.above_next().size) {
+            if !bare && self.sizes.fits(range.clone(), size, self.above_next(range.start).size) {
                 self.close();
                 self.push(range, size);
             } else {
@@ -267,7 +299,7 @@ impl<S: Fn(Range<usize>) -> usize> Splitter<'_, S> {
         let mut at = 0;
         while at < parts.len() {
             let start = self.open.as_ref().map_or(parts[at].start, |open| open.range.start);
-            let above = self.above();
+            let above = self.above(start);
             let count = self.sizes.most(start, &parts[at..], above.size);
             if count > 0 {
                 let range = start..parts[at + count - 1].end;
@@ -310,7 +342,8 @@ impl<S: Fn(Range<usize>) -> usize> Splitter<'_, S> {
         if !text.is_empty() {
             let headings = self.path.get(above.headings.clone()).unwrap_or_default();
             let headings = headings.iter().map(|(text, _)| text.clone()).collect();
-            self.pieces.push(Piece { headings, text, range: trimmed });
+            let opening = self.text[above.opening.clone()].trim().to_owned();
+            self.pieces.push(Piece { headings, opening, text, range: trimmed });
         }
     }
 }

@@ -401,6 +401,9 @@ fn elements_inside_elements_are_bounded() {
         let part = format!("<w:document>{}x{}</w:document>", "<w:p>".repeat(depth), "</w:p>".repeat(depth));
         read(&archive(&[("word/document.xml", &part)]), "n")
     };
-    assert!(matches!(nested(MAX_XML_DEPTH), Err(ReadError::TooLarge { what: "elements inside elements", .. })));
+    assert!(matches!(
+        nested(MAX_XML_DEPTH),
+        Err(ReadError::TooLarge { what: "elements inside elements", .. })
+    ));
     assert!(!matches!(nested(MAX_XML_DEPTH - 1), Err(ReadError::TooLarge { .. })));
 }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::line::Line;
 use super::strings::marker;
-use super::tables;
+use super::{running, tables};
 use crate::error::ReadError;
 use crate::markdown::Writer;
 
@@ -32,15 +32,15 @@ struct Text {
 
 /// Writes the text of all pages.
 pub(super) fn write(mut pages: Vec<Vec<Line>>) -> Result<Writer, ReadError> {
-    remove_running(&mut pages);
-    let words = Words::new(&pages);
     let body = body_size(&pages);
-    let mut blocks: Vec<Block> = Vec::new();
+    running::remove(&mut pages, |line| is_large(half_points(line.size), body));
+    let words = Words::new(&pages);
+    let (mut blocks, mut cells) = (Vec::new(), 0);
     for page in &pages {
         let mut at = 0;
         while at < page.len() {
             let end = at + page[at..].iter().take_while(|line| line.column == page[at].column).count();
-            column(&page[at..end], &words, body, &mut blocks);
+            column(&page[at..end], &words, body, &mut cells, &mut blocks)?;
             at = end;
         }
     }
@@ -61,49 +61,19 @@ pub(super) fn write(mut pages: Vec<Vec<Line>>) -> Result<Writer, ReadError> {
     Ok(out)
 }
 
-/// Takes away the lines that stand at the top or the foot of several pages, page numbers among them.
-fn remove_running(pages: &mut [Vec<Line>]) {
-    let key = |line: &Line| {
-        line.text().chars().map(|c| if c.is_ascii_digit() { '#' } else { c }).collect::<String>()
-    };
-    let edges = |page: &[Line]| -> Vec<usize> {
-        let mut order: Vec<usize> = (0..page.len()).collect();
-        order.sort_by(|&a, &b| page[a].y.total_cmp(&page[b].y));
-        let count = order.len();
-        order
-            .into_iter()
-            .enumerate()
-            .filter(|(at, _)| *at < 2 || at + 2 >= count)
-            .map(|(_, index)| index)
-            .collect()
-    };
-    let mut counts: HashMap<String, usize> = HashMap::new();
-    for page in pages.iter() {
-        let keys: HashSet<String> = edges(page).into_iter().map(|index| key(&page[index])).collect();
-        keys.into_iter().for_each(|key| *counts.entry(key).or_default() += 1);
-    }
-    // Two pages say little, unless all there are agree.
-    let often = pages.len().clamp(2, 3);
-    for page in pages.iter_mut() {
-        let running: HashSet<usize> = edges(page)
-            .into_iter()
-            .filter(|&index| counts.get(&key(&page[index])).is_some_and(|&n| n >= often))
-            .collect();
-        let mut index = 0;
-        page.retain(|_| {
-            index += 1;
-            !running.contains(&(index - 1))
-        });
-    }
-}
-
-/// Adds the blocks of a column; its first may go on with the last of the column before.
-fn column(lines: &[Line], words: &Words, body: i64, blocks: &mut Vec<Block>) {
+/// Adds the blocks of a column; its first may go on with the last of the column before. `cells` are those of the tables before.
+fn column(
+    lines: &[Line],
+    words: &Words,
+    body: i64,
+    cells: &mut usize,
+    blocks: &mut Vec<Block>,
+) -> Result<(), ReadError> {
     let pitch = pitch(lines);
     let mut first = blocks.len();
     let mut at = 0;
     while at < lines.len() {
-        if let Some((rows, used)) = tables::table(&lines[at..]) {
+        if let Some((rows, used)) = tables::table(&lines[at..], cells)? {
             blocks.push(Block::Table(rows));
             at += used;
             continue;
@@ -140,6 +110,7 @@ fn column(lines: &[Line], words: &Words, body: i64, blocks: &mut Vec<Block>) {
         }
         at += 1;
     }
+    Ok(())
 }
 
 /// Lines of a program, indented as they stand.

@@ -1,26 +1,29 @@
 //! The text that the operations of a page show, with its place. (ISO 32000-2, 9.4)
 
 use std::collections::HashMap;
+use std::f64::consts::FRAC_PI_2;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hayro_font::hayro_cmap::{self, BfString};
+use hayro_cmap::BfString;
 use hayro_font::kurbo::{Affine, Point, Vec2};
-use hayro_font::{
-    CMapResolverFn, Font, FontCache, FontGlyph, FontQuery, FontResolverFn, GlyphId, UNITS_PER_EM,
-};
+use hayro_font::{Font, FontCache, FontGlyph, FontQuery, FontResolverFn, GlyphId, UNITS_PER_EM};
 use hayro_syntax::content::TypedIter;
 use hayro_syntax::content::ops::TypedInstruction;
 use hayro_syntax::object::dict::keys::{
-    BASE_FONT, CONTENTS, DESCENDANT_FONTS, FONT_DESC, FONT_FILE, FONT_FILE2, FONT_FILE3, MATRIX, RESOURCES,
+    ANNOTS, BASE_FONT, CONTENTS, DESCENDANT_FONTS, FONT_DESC, FONT_FILE, FONT_FILE2, FONT_FILE3, RESOURCES,
     SUBTYPE, TO_UNICODE,
 };
-use hayro_syntax::object::{Array, Dict, MaybeRef, Name, ObjRef, Object, Stream};
+use hayro_syntax::object::{Array, Dict, Name, ObjRef, Object, Stream};
 use hayro_syntax::page::{Page, Resources};
 
+use super::arrays::items;
+use super::characters::Maps;
 use super::line::{Span, Style};
-use super::state::{Cursor, State};
-use super::{guard, widths};
+use super::state::{Cursor, Face, State};
+use super::strings::{push, string};
+use super::{annotations, bidi, guard, widths};
 use crate::error::ReadError;
 use crate::limits::{
     MAX_FORM_DEPTH, MAX_PAGE_SPANS, MAX_PDF_BYTES, MAX_PDF_OPERATIONS, MAX_SPANS, MAX_TEXT_BYTES,
@@ -36,9 +39,9 @@ const BYTES_PER_OPERATION: usize = 16;
 pub(super) struct Interpreter<'a, 's> {
     fonts: FontCache<'a>,
     font_resolver: FontResolverFn,
-    cmap_resolver: CMapResolverFn,
+    maps: Maps,
     /// The fonts that are objects of their own: to check and to find one anew for each text would take most of the time.
-    known: HashMap<ObjRef, (Option<Font<'a>>, Style)>,
+    known: HashMap<ObjRef, Face<'a>>,
     operations: usize,
     /// The bytes of all streams that were decoded, those of one stream at each use.
     decoded: usize,
@@ -65,7 +68,7 @@ impl<'a, 's> Interpreter<'a, 's> {
                     FontQuery::Fallback(query) => query.pick_standard_font().get_font_data(),
                 })
             }),
-            cmap_resolver: Arc::new(hayro_cmap::load_embedded),
+            maps: Maps::new(),
             known: HashMap::new(),
             operations: 0,
             decoded: 0,
@@ -83,29 +86,27 @@ impl<'a, 's> Interpreter<'a, 's> {
     pub(super) fn page(&mut self, page: &Page<'a>) -> Result<Vec<Span>, ReadError> {
         self.count(1)?;
         self.check_contents(page)?;
-        (self.marks, self.artifact, self.actual) = (0, None, None);
+        self.close_marks();
         let state = State::new(Affine::new(page.initial_transform(true).as_coeffs()));
         if let Some(content) = page.page_stream() {
-            self.run(content, page.resources(), state, 0)?;
+            self.run(content, page.resources(), state.clone(), 0)?;
+        }
+        for annotation in items(page, ANNOTS) {
+            self.count(1)?;
+            if let Some((form, place)) = annotation.into_dict().as_ref().and_then(annotations::appearance) {
+                self.close_marks();
+                let state = State { ctm: state.ctm * place, ..state.clone() };
+                self.draw(&form, page.resources(), &state, 0)?;
+            }
         }
         Ok(std::mem::take(&mut self.spans))
     }
 
     fn check_contents(&mut self, page: &Page<'a>) -> Result<(), ReadError> {
-        let contents = page.raw();
-        if let Some(stream) = contents.get::<Stream<'_>>(CONTENTS) {
+        if let Some(stream) = page.raw().get::<Stream<'_>>(CONTENTS) {
             return self.check(&stream);
         }
-        let parts = contents.get::<Array<'a>>(CONTENTS);
-        // A part that refers to nothing does not end the parts.
-        for part in parts.iter().flat_map(Array::raw_iter) {
-            let part = match part {
-                MaybeRef::Ref(reference) => page.xref().get::<Stream<'a>>(reference.into()),
-                MaybeRef::NotRef(part) => part.into_stream(),
-            };
-            part.map_or(Ok(()), |part| self.check(&part))?;
-        }
-        Ok(())
+        items(page, CONTENTS).filter_map(Object::into_stream).try_for_each(|part| self.check(&part))
     }
 
     /// Adds a stream that is about to be decoded to those that were.
@@ -163,7 +164,7 @@ impl<'a, 's> Interpreter<'a, 's> {
                 TypedInstruction::BeginText(_) => cursor = Cursor::default(),
                 TypedInstruction::TextFont(font) => {
                     state.size = font.1.as_f64();
-                    (state.font, state.style) = self.font(font.0, resources)?;
+                    state.face = self.face(font.0, resources)?;
                 }
                 TypedInstruction::ShowText(text) => self.show(text.0, &state, &mut cursor)?,
                 TypedInstruction::NextLineAndShowText(text) => {
@@ -191,7 +192,8 @@ impl<'a, 's> Interpreter<'a, 's> {
         let text = properties
             .and_then(|properties| properties.get::<hayro_syntax::object::String<'_>>(b"ActualText"));
         if let Some(text) = text {
-            self.actual.get_or_insert_with(|| (self.marks, super::strings::string(text.as_bytes())));
+            let shown = || bidi::reordered(&string(text.as_bytes()), false);
+            self.actual.get_or_insert_with(|| (self.marks, shown()));
         }
     }
 
@@ -199,6 +201,10 @@ impl<'a, 's> Interpreter<'a, 's> {
         self.artifact = self.artifact.filter(|at| *at != self.marks);
         self.actual = self.actual.take().filter(|(at, _)| *at != self.marks);
         self.marks = self.marks.saturating_sub(1);
+    }
+
+    fn close_marks(&mut self) {
+        (self.marks, self.artifact, self.actual) = (0, None, None);
     }
 
     /// Runs a form: a content stream that others draw.
@@ -210,31 +216,37 @@ impl<'a, 's> Interpreter<'a, 's> {
         depth: usize,
     ) -> Result<(), ReadError> {
         let Some(form) = resources.get_x_object(name) else { return Ok(()) };
-        let dict = form.dict();
-        if depth >= MAX_FORM_DEPTH || dict.get::<Name<'_>>(SUBTYPE).is_none_or(|subtype| &*subtype != b"Form")
-        {
+        if form.dict().get::<Name<'_>>(SUBTYPE).is_none_or(|subtype| &*subtype != b"Form") {
             return Ok(());
         }
-        self.check(&form)?;
+        self.draw(&form, resources, state, depth)
+    }
+
+    fn draw(
+        &mut self,
+        form: &Stream<'a>,
+        resources: &Resources<'a>,
+        state: &State<'a>,
+        depth: usize,
+    ) -> Result<(), ReadError> {
+        if depth >= MAX_FORM_DEPTH {
+            return Ok(());
+        }
+        self.check(form)?;
         let Ok(content) = form.decoded_data() else { return Ok(()) };
         self.count(content.len() / BYTES_PER_OPERATION)?;
-        let matrix = dict.get::<[f64; 6]>(MATRIX).map_or(Affine::IDENTITY, Affine::new);
-        let own = dict.get::<Dict<'a>>(RESOURCES).map(Resources::new);
-        let state = State { ctm: state.ctm * matrix, ..state.clone() };
+        let own = form.dict().get::<Dict<'a>>(RESOURCES).map(Resources::new);
+        let state = State { ctm: state.ctm * annotations::matrix(form.dict()), ..state.clone() };
         self.run(&content, own.as_ref().unwrap_or(resources), state, depth + 1)
     }
 
-    /// A font, and the style that its name tells.
-    fn font(
-        &mut self,
-        name: &Name<'_>,
-        resources: &Resources<'a>,
-    ) -> Result<(Option<Font<'a>>, Style), ReadError> {
+    /// A font, the style that its name tells, and its characters.
+    fn face(&mut self, name: &Name<'_>, resources: &Resources<'a>) -> Result<Face<'a>, ReadError> {
         let reference = resources.fonts.get_ref(&**name);
         if let Some(known) = reference.and_then(|reference| self.known.get(&reference)) {
             return Ok(known.clone());
         }
-        let Some(dict) = resources.get_font(name) else { return Ok((None, Style::default())) };
+        let Some(dict) = resources.get_font(name) else { return Ok(Face::default()) };
         let descendant =
             dict.get::<Array<'_>>(DESCENDANT_FONTS).and_then(|fonts| fonts.iter::<Dict<'_>>().next());
         for dict in [Some(&dict), descendant.as_ref()].into_iter().flatten() {
@@ -245,7 +257,10 @@ impl<'a, 's> Interpreter<'a, 's> {
             widths::check(dict)?;
         }
         let style = dict.get::<Name<'_>>(BASE_FONT).map(|base| Style::of(base.as_str())).unwrap_or_default();
-        let found = (self.fonts.font(&dict, &self.font_resolver, &self.cmap_resolver), style);
+        let font = self.fonts.font(&dict, &self.font_resolver, self.maps.resolver());
+        self.maps.check()?;
+        let characters = descendant.and_then(|descendant| self.maps.characters(&dict, &descendant));
+        let found = Face { font, style, characters: characters.map(Rc::new) };
         if let Some(reference) = reference {
             self.known.insert(reference, found.clone());
         }
@@ -263,7 +278,7 @@ impl<'a, 's> Interpreter<'a, 's> {
                 Object::String(text) => self.show(&text, state, cursor)?,
                 Object::Number(adjustment) => {
                     let by = -adjustment.as_f64() / f64::from(UNITS_PER_EM) * state.size;
-                    let horizontal = state.font.as_ref().is_none_or(Font::is_horizontal);
+                    let horizontal = state.face.font.as_ref().is_none_or(Font::is_horizontal);
                     cursor.advance(if horizontal {
                         Vec2::new(by * state.scaling, 0.0)
                     } else {
@@ -277,7 +292,7 @@ impl<'a, 's> Interpreter<'a, 's> {
     }
 
     fn show(&mut self, text: &[u8], state: &State<'a>, cursor: &mut Cursor) -> Result<(), ReadError> {
-        let Some(font) = &state.font else { return Ok(()) };
+        let Some(font) = &state.face.font else { return Ok(()) };
         self.count(text.len() / BYTES_PER_OPERATION)?;
         let horizontal = font.is_horizontal();
         let mut at = 0;
@@ -298,9 +313,14 @@ impl<'a, 's> Interpreter<'a, 's> {
                     FontGlyph::Outline(glyph) => glyph.as_unicode(),
                     FontGlyph::Type3(glyph) => glyph.as_unicode(),
                 };
+                let shown = shown.or_else(|| state.face.characters.as_ref()?.of(code, length));
                 let place = state.ctm * cursor.text * Affine::translate((0.0, state.rise));
-                let width = if horizontal { advance.x * state.scaling } else { state.size };
-                self.glyph(shown, place, width, state, cursor.placed)?;
+                // Vertical text is laid out as horizontal text that is turned.
+                let (turn, width) = match horizontal {
+                    true => (0.0, advance.x * state.scaling),
+                    false => (-FRAC_PI_2, -advance.y),
+                };
+                self.glyph(shown, place * Affine::rotate(turn), width, state, cursor.placed)?;
                 cursor.placed = false;
             }
             cursor.advance(step);
@@ -324,7 +344,9 @@ impl<'a, 's> Interpreter<'a, 's> {
                 text = self.actual.as_mut().map_or(text, |(_, text)| std::mem::take(text))
             }
             Some(BfString::Char(c)) => push(&mut text, c),
-            Some(BfString::String(s)) => s.chars().for_each(|c| push(&mut text, c)),
+            Some(BfString::String(s)) => {
+                bidi::reordered(&s, false).chars().for_each(|c| push(&mut text, c));
+            }
             // Nothing is known of the glyph, and a mark would stand for noise in most files.
             None => return Ok(()),
         }
@@ -338,7 +360,7 @@ impl<'a, 's> Interpreter<'a, 's> {
             return Ok(());
         }
         // Quarter turns clockwise, the page's y growing downwards.
-        let turns = (b.atan2(a) / std::f64::consts::FRAC_PI_2).round().rem_euclid(4.0) as u8;
+        let turns = (b.atan2(a) / FRAC_PI_2).round().rem_euclid(4.0) as u8;
         let turn = |p: Point| match turns {
             0 => (p.x, p.y),
             1 => (p.y, -p.x),
@@ -347,7 +369,8 @@ impl<'a, 's> Interpreter<'a, 's> {
         };
         let ((x0, y), (x1, _)) = (turn(origin), turn(end));
         self.text_bytes += text.len();
-        let span = Span { text, x0: x0.min(x1), x1: x1.max(x0), y, size, style: state.style, placed, turns };
+        let span =
+            Span { text, x0: x0.min(x1), x1: x1.max(x0), y, size, style: state.face.style, placed, turns };
         match self.spans.last_mut() {
             Some(last) if last.continues(&span) => last.push(&span),
             _ => {
@@ -370,14 +393,5 @@ impl<'a, 's> Interpreter<'a, 's> {
             return Err(ReadError::TooLarge { what: "texts that stand apart", limit });
         }
         Ok(())
-    }
-}
-
-/// Adds a character, a ligature as the letters it stands for.
-fn push(text: &mut String, c: char) {
-    const LIGATURES: [&str; 7] = ["ff", "fi", "fl", "ffi", "ffl", "st", "st"];
-    match c {
-        '\u{FB00}'..='\u{FB06}' => text.push_str(LIGATURES[c as usize - 0xFB00]),
-        _ => text.push(c),
     }
 }

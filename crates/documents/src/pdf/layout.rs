@@ -1,5 +1,6 @@
 //! Lines of a page, from the places of its texts.
 
+use super::bidi::{is_ltr, is_rtl, reordered};
 use super::columns;
 use super::line::{Cell, Line, SOFT_HYPHEN, Span, Style, WORD_GAP, append, cell_gap, rows};
 use super::strings::marker;
@@ -21,14 +22,32 @@ pub(super) fn lines(spans: Vec<Span>) -> Vec<Line> {
     // The way most of the text runs comes first: a note in the margin after it.
     ways.sort_by_key(|spans| std::cmp::Reverse(spans.iter().map(|span| span.text.len()).sum::<usize>()));
     let mut lines = Vec::new();
-    for (column, spans) in ways.into_iter().flat_map(columns::split).enumerate() {
+    let columns = ways.into_iter().flat_map(|spans| {
+        let rtl = is_from_right(&spans);
+        let spans = if rtl { spans.into_iter().map(turned).collect() } else { spans };
+        columns::split(spans).into_iter().map(move |column| (rtl, column))
+    });
+    for (column, (rtl, spans)) in columns.enumerate() {
         let left = spans.iter().map(|span| span.x0).fold(f64::INFINITY, f64::min);
         let right = spans.iter().map(|span| span.x1).fold(f64::NEG_INFINITY, f64::max);
         for row in rows(spans) {
-            lines.extend(line(row, column, left, right));
+            lines.extend(line(row, rtl, column, left, right));
         }
     }
     lines
+}
+
+/// Whether most letters are of scripts that run from right to left.
+fn is_from_right(spans: &[Span]) -> bool {
+    let count = |is_kind: fn(char) -> bool| {
+        spans.iter().flat_map(|span| span.text.chars()).filter(|c| is_kind(*c)).count()
+    };
+    count(is_rtl) > count(is_ltr)
+}
+
+/// A text whose place is told from the right, so that columns, lines and cells follow each other as they are read.
+fn turned(span: Span) -> Span {
+    Span { x0: -span.x1, x1: -span.x0, ..span }
 }
 
 /// The text with an ellipsis for the dots between a heading and its page.
@@ -45,11 +64,13 @@ fn shorten_leaders(text: &str) -> String {
     shortened
 }
 
-fn line(row: Vec<Span>, column: usize, left: f64, right: f64) -> Option<Line> {
+fn line(row: Vec<Span>, rtl: bool, column: usize, left: f64, right: f64) -> Option<Line> {
     let style =
         Style { bold: row.iter().all(|span| span.style.bold), mono: row.iter().all(|span| span.style.mono) };
     let main = row.iter().max_by_key(|span| span.text.chars().count())?;
     let (y, size) = (main.y, main.size);
+    // The texts of a cell are joined from left to right.
+    let row: Vec<Span> = if rtl { row.into_iter().rev().map(turned).collect() } else { row };
     let mut cells: Vec<Cell> = Vec::new();
     let mut last: Option<(Span, f64)> = None;
     for span in row {
@@ -75,9 +96,13 @@ fn line(row: Vec<Span>, column: usize, left: f64, right: f64) -> Option<Line> {
         let lead = cell.text.chars().take_while(|c| c.is_whitespace()).count();
         cell.x0 += lead as f64 * (cell.x1 - cell.x0) / cell.text.chars().count().max(1) as f64;
         let hyphen = if cell.text.trim_end().ends_with(SOFT_HYPHEN) { SOFT_HYPHEN } else { "" };
-        cell.text = shorten_leaders(&collapse(&cell.text)) + hyphen;
+        cell.text = shorten_leaders(&collapse(&reordered(&cell.text, rtl))) + hyphen;
     }
     cells.retain(|cell| !cell.text.is_empty());
+    if rtl {
+        cells.reverse();
+        cells.iter_mut().for_each(|cell| (cell.x0, cell.x1) = (-cell.x1, -cell.x0));
+    }
     // The mark of an item stands apart from its text.
     if cells.len() >= 2 && marker(&format!("{} x", cells[0].text)).is_some_and(|(_, rest)| rest == "x") {
         let text = cells.remove(1);

@@ -1,17 +1,28 @@
 //! The state of text: its font, its spacing and its place.
 
+use std::rc::Rc;
+
 use hayro_font::Font;
 use hayro_font::kurbo::{Affine, Vec2};
 use hayro_syntax::content::ops::TypedInstruction;
 use hayro_syntax::object::Number;
 
+use super::characters::Characters;
 use super::line::Style;
+
+/// A font as it shows text.
+#[derive(Clone, Default)]
+pub(super) struct Face<'a> {
+    pub(super) font: Option<Font<'a>>,
+    pub(super) style: Style,
+    /// The characters that the font itself does not tell.
+    pub(super) characters: Option<Rc<Characters>>,
+}
 
 #[derive(Clone)]
 pub(super) struct State<'a> {
     pub(super) ctm: Affine,
-    pub(super) font: Option<Font<'a>>,
-    pub(super) style: Style,
+    pub(super) face: Face<'a>,
     pub(super) size: f64,
     pub(super) character_spacing: f64,
     pub(super) word_spacing: f64,
@@ -40,8 +51,7 @@ impl State<'_> {
     pub(super) fn new(ctm: Affine) -> Self {
         State {
             ctm,
-            font: None,
-            style: Style::default(),
+            face: Face::default(),
             size: 1.0,
             character_spacing: 0.0,
             word_spacing: 0.0,

@@ -1,5 +1,7 @@
 //! Strings of a PDF: their characters, titles, and marks of lists.
 
+use super::bidi;
+
 /// Signs that begin an item of a list.
 const BULLETS: &str = "•‣◦▪■●○◆◇➢►✓❖·*-–—\u{F0B7}\u{F0A7}\u{25AA}\u{E00C}";
 
@@ -47,4 +49,14 @@ pub(super) fn marker(text: &str) -> Option<(Option<u32>, &str)> {
     let number = number.strip_prefix('(').unwrap_or(number);
     let is_number = (1..=3).contains(&number.len()) && number.bytes().all(|byte| byte.is_ascii_digit());
     (is_number && !rest.is_empty()).then(|| (number.parse().ok(), rest))
+}
+
+/// Adds a character, a ligature or another form of letters as those it stands for.
+pub(super) fn push(text: &mut String, c: char) {
+    const LIGATURES: [&str; 7] = ["ff", "fi", "fl", "ffi", "ffl", "st", "st"];
+    match c {
+        '\u{FB00}'..='\u{FB06}' => text.push_str(LIGATURES[c as usize - 0xFB00]),
+        '\u{FB1D}'..='\u{FDFF}' | '\u{FE70}'..='\u{FEFC}' => text.extend(bidi::letters(c)),
+        _ => text.push(c),
+    }
 }

@@ -1,6 +1,7 @@
 //! Tables: neighbouring lines whose parts stand below each other.
 
 use super::line::Line;
+use crate::error::ReadError;
 
 /// Gap between a table's lines, in parts of their size.
 const MAX_PITCH: f64 = 4.0;
@@ -19,8 +20,14 @@ struct Column {
     x1: f64,
 }
 
-/// The table that begins with the first of these lines: its rows, and how many lines it takes.
-pub(super) fn table(lines: &[Line]) -> Option<(Vec<Vec<String>>, usize)> {
+/// The table that begins with the first of these lines: its rows, and how many lines it takes. `cells` are those of the document's tables before.
+///
+/// # Errors
+/// If there are more cells than a document may have: each row has one in every column.
+pub(super) fn table(
+    lines: &[Line],
+    cells: &mut usize,
+) -> Result<Option<(Vec<Vec<String>>, usize)>, ReadError> {
     let mut columns: Vec<Column> = Vec::new();
     let mut used = 0;
     for (index, line) in lines.iter().enumerate() {
@@ -51,9 +58,11 @@ pub(super) fn table(lines: &[Line]) -> Option<(Vec<Vec<String>>, usize)> {
     let narrow = gaps.reduce(f64::min).is_some_and(|gap| gap < WIDE_GAP);
     let full = lines.iter().filter(|line| line.cells.len() >= 2).count();
     if columns.len() < 2 || full < if narrow { 3 } else { 2 } {
-        return None;
+        return Ok(None);
     }
-    Some((rows(lines, &columns), used))
+    *cells += used * columns.len();
+    ReadError::check_cells(*cells)?;
+    Ok(Some((rows(lines, &columns), used)))
 }
 
 fn continues(line: &Line, before: &Line, columns: &[Column]) -> bool {

@@ -7,6 +7,8 @@ use flate2::write::ZlibEncoder;
 use super::*;
 use crate::limits::MAX_PART_BYTES;
 
+mod shown;
+
 /// A file of one page: its content, and more objects from number 5.
 fn file(content: &[u8], dictionary: &str, more: &[&str]) -> Vec<u8> {
     let mut bytes = b"%PDF-1.4\n1 0 obj\n<< /Type /Catalog /Pages 2 0 R >>\nendobj\n\

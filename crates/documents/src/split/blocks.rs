@@ -11,6 +11,12 @@ const ABBREVIATIONS: [&str; 42] = [
     "prof", "rev", "sec", "sr", "st", "u.s", "v", "vgl", "vol", "vs", "z.b",
 ];
 
+/// Signs that end a sentence, or stand behind those that do.
+const ENDS: [char; 26] = [
+    '.', '!', '?', '…', ':', ';', '。', '｡', '！', '？', '।', '॥', '۔', '؟', '።', '։', '"', '”', '’', '\'',
+    ')', '»', '」', '』', '）', '】',
+];
+
 /// The kind of a block, which says where it may be cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -26,6 +32,8 @@ pub(super) enum Kind {
 pub(super) struct Block {
     pub(super) kind: Kind,
     pub(super) range: Range<usize>,
+    /// The lines that those below them are read by: the fence of code, the header of a table and the line under it.
+    pub(super) opening: Range<usize>,
 }
 
 /// The blocks of a text, which cover it from its first to its last byte.
@@ -36,11 +44,12 @@ pub(super) fn blocks(text: &str) -> Vec<Block> {
     let mut open: Option<Kind> = None;
     let mut fence: Option<(char, usize)> = None;
     let mut was_table = false;
+    let mut was_header = false;
     for line in text.split_inclusive('\n') {
         let start = at;
         at += line.len();
         let content = line.trim_end();
-        let block = |kind| Block { kind, range: start..start };
+        let block = |kind| Block { kind, range: start..start, opening: start..start };
         if let Some((sign, length)) = fence {
             if is_fence(content).is_some_and(|(s, l)| s == sign && l >= length)
                 && content.trim().chars().all(|c| c == sign)
@@ -51,10 +60,14 @@ pub(super) fn blocks(text: &str) -> Vec<Block> {
             continue;
         }
         let table = content.trim_start().starts_with('|');
+        if let Some(last) = blocks.last_mut().filter(|_| was_header && is_under_header(content)) {
+            last.opening.end = at;
+        }
+        was_header = false;
         if content.is_empty() {
             open = None;
         } else if let Some(found) = is_fence(content) {
-            blocks.push(block(Kind::Lines));
+            blocks.push(Block { opening: start..at, ..block(Kind::Lines) });
             fence = Some(found);
         } else if let Some(level) = heading_level(content) {
             blocks.push(block(Kind::Heading(level)));
@@ -72,6 +85,7 @@ pub(super) fn blocks(text: &str) -> Vec<Block> {
             let kind = if table || is_item(content) { Kind::Lines } else { Kind::Paragraph };
             blocks.push(block(kind));
             open = Some(kind);
+            was_header = table;
         } else if open == Some(Kind::Paragraph) && is_item(content) {
             blocks.push(block(Kind::Lines));
             open = Some(Kind::Lines);
@@ -89,6 +103,11 @@ pub(super) fn blocks(text: &str) -> Vec<Block> {
 
 fn is_one_line(blocks: &[Block], end: usize, text: &str) -> bool {
     blocks.last().is_some_and(|block| text[block.range.start..end].trim_end().lines().nth(1).is_none())
+}
+
+/// Whether a line parts the header of a table from its rows.
+fn is_under_header(line: &str) -> bool {
+    line.contains('-') && line.trim_start().starts_with('|') && line.chars().all(|c| "|-: \t".contains(c))
 }
 
 /// The sign and the length of a fence of code.
@@ -139,19 +158,27 @@ pub(super) fn heading_text(block: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The lines of a range, or its items where it is a list: an indented line belongs to the item above.
+/// The lines of a range.
 pub(super) fn lines(text: &str, range: Range<usize>) -> Vec<Range<usize>> {
     let mut at = range.start;
+    let line = |line: &str| {
+        at += line.len();
+        at - line.len()..at
+    };
+    text[range].split_inclusive('\n').map(line).collect()
+}
+
+/// The lines of a range, or its items where it is a list: an indented line belongs to the item above.
+pub(super) fn items(text: &str, range: Range<usize>) -> Vec<Range<usize>> {
     let mut found: Vec<Range<usize>> = Vec::new();
     let is_list =
         is_item(text[range.clone()].lines().find(|line| !line.trim().is_empty()).unwrap_or_default());
-    for line in text[range].split_inclusive('\n') {
-        let start = at;
-        at += line.len();
+    for range in lines(text, range) {
+        let line = &text[range.clone()];
         let goes_on = line.trim().is_empty() || (is_list && line.starts_with([' ', '\t']) && !is_item(line));
         match found.last_mut() {
-            Some(last) if goes_on => last.end = at,
-            _ => found.push(start..at),
+            Some(last) if goes_on => last.end = range.end,
+            _ => found.push(range),
         }
     }
     found
@@ -190,10 +217,7 @@ pub(super) fn sentences(text: &str, range: Range<usize>) -> Vec<Range<usize>> {
             _ => found.push(start..end),
         }
         // A line break ends a sentence for Unicode, and not in a paragraph.
-        open = !sentence
-            .trim_end()
-            .ends_with(['.', '!', '?', '…', '。', '！', '？', '"', '”', '’', '\'', ')', ':', ';', '»'])
-            || ends_with_abbreviation(sentence);
+        open = !sentence.trim_end().ends_with(ENDS) || ends_with_abbreviation(sentence);
     }
     found
 }

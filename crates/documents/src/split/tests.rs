@@ -126,12 +126,22 @@ fn a_piece_alone_begins_with_its_path() {
         ]
         .map(str::to_owned)
     );
-    let piece = Piece { headings: vec!["A".into()], text: "## B\n\nb\n\n## C\n\nc".into(), range: 0..0 };
+    let piece = Piece {
+        headings: vec!["A".into()],
+        opening: String::new(),
+        text: "## B\n\nb\n\n## C\n\nc".into(),
+        range: 0..0,
+    };
     assert_eq!(piece.headed("T"), "T > A\n\n## B\n\nb\n\n## C\n\nc");
-    let piece = Piece { headings: vec![], text: "plain".into(), range: 0..0 };
+    let piece = Piece { headings: vec![], opening: String::new(), text: "plain".into(), range: 0..0 };
     assert_eq!(piece.headed(""), "plain");
     assert_eq!(piece.headed("T"), "T\n\nplain");
-    let piece = Piece { headings: vec![], text: "# T\n\n## B\n\nb\n\n# C\n\nc".into(), range: 0..0 };
+    let piece = Piece {
+        headings: vec![],
+        opening: String::new(),
+        text: "# T\n\n## B\n\nb\n\n# C\n\nc".into(),
+        range: 0..0,
+    };
     assert_eq!(piece.headed("T"), "# T\n\n## B\n\nb\n\n# C\n\nc");
 }
 
@@ -150,6 +160,48 @@ fn the_size_is_counted_sparingly() {
     assert!(bytes.get() < 8 * text.len(), "{} bytes counted of {}", bytes.get(), text.len());
     // Pieces are filled: 72 words a paragraph leave room for four.
     assert_eq!(pieces.len(), 200_usize.div_ceil(4));
+}
+
+#[test]
+fn lines_that_end_no_sentence_are_cut_between_lines() {
+    let rows: Vec<String> = (0..9).map(|row| format!("{row} bolt M5 blue")).collect();
+    for piece in split(&rows.join("\n"), 10, words) {
+        assert!(piece.text.lines().all(|line| rows.iter().any(|row| row == line)), "{piece:?}");
+    }
+    let text = |text: &str| split(text, 4, words).into_iter().map(|piece| piece.text).collect::<Vec<_>>();
+    assert_eq!(text("पहला वाक्य है। दूसरा वाक्य है।"), ["पहला वाक्य है।", "दूसरा वाक्य है।"]);
+    assert_eq!(text("یہ ایک ہے۔ وہ دو ہیں۔"), ["یہ ایک ہے۔", "وہ دو ہیں۔"]);
+    let pieces = split("「一つの文です。」二つの文です。", 12, |text| text.chars().count());
+    assert_eq!(
+        pieces.iter().map(|piece| &*piece.text).collect::<Vec<_>>(),
+        ["「一つの文です。」", "二つの文です。"]
+    );
+}
+
+#[test]
+fn pieces_inside_a_table_have_its_header_and_those_inside_code_its_fence() {
+    let rows: String = (0..12).map(|row| format!("| bolt{row} | {row} |\n")).collect();
+    let text = format!("# Parts\n\n| Part | Count |\n| --- | --- |\n{rows}\nAfter.");
+    let pieces = split(&text, 30, words);
+    assert!(pieces.len() > 2);
+    for piece in &pieces {
+        let headed = piece.headed("");
+        assert!(headed.starts_with("Parts\n\n| Part | Count |\n| --- | --- |\n| bolt"), "{headed}");
+        assert_eq!(headed.matches("Count").count(), 1, "{headed}");
+        assert!(words(&headed) <= 30, "{headed}");
+    }
+    let code =
+        "```sh\n# step 1\nrun a b c\n\n# step 2\nrun d e f\n\n# step 3\nrun g h i\n```\n\n# Next\n\nText.";
+    let headed: Vec<String> = split(code, 10, words).iter().map(|piece| piece.headed("T")).collect();
+    assert_eq!(
+        headed,
+        [
+            "T\n\n```sh\n# step 1\nrun a b c",
+            "T\n\n```sh\n# step 2\nrun d e f",
+            "T\n\n```sh\n# step 3\nrun g h i\n```",
+            "T > Next\n\nText."
+        ]
+    );
 }
 
 fn markdown() -> impl Strategy<Value = String> {
