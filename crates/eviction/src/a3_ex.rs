@@ -55,7 +55,7 @@ impl EvictionPolicy for A3Ex {
         Ok((prompt.len() > self.capacity).then_some(Budget::once(self.capacity)))
     }
 
-    fn needs(&self, prompt: &PromptSpans) -> AttentionNeeds {
+    fn needs(&self, prompt: &PromptSpans, _: usize) -> AttentionNeeds {
         let rows = self.window.unwrap_or(self.capacity / 2).min(prompt.question.len()).max(1);
         AttentionNeeds::PromptSums { rows }
     }

@@ -85,7 +85,7 @@ impl Run<'_> {
 
     /// Gives random weights and queries of `rows` to the policy.
     fn observe(&mut self, layer: &mut Layer, rows: &[u32]) {
-        let summed = !matches!(self.policy.needs(&self.prompt), AttentionNeeds::RowWeights { .. });
+        let summed = !matches!(self.policy.needs(&self.prompt, STEPS), AttentionNeeds::RowWeights { .. });
         let count = if summed { 1 } else { rows.len() };
         let mut weights = self.random(HEADS * count * layer.len);
         for (i, weights) in weights.chunks_mut(layer.len).enumerate() {
@@ -135,7 +135,7 @@ impl Run<'_> {
             positions: (0..HEADS).flat_map(|_| 0..n as u32).collect(),
             keys: self.device.upload_kv(Slice::F32(&self.random(HEADS * n * HEAD_DIM))),
         };
-        let rows = match self.policy.needs(&self.prompt) {
+        let rows = match self.policy.needs(&self.prompt, STEPS) {
             AttentionNeeds::PromptSums { rows }
             | AttentionNeeds::RowWeights { rows }
             | AttentionNeeds::Queries { rows } => rows.min(n),
@@ -184,7 +184,7 @@ impl Run<'_> {
 
     /// Whether scores are made from queries.
     fn queries(&self) -> bool {
-        matches!(self.policy.needs(&self.prompt), AttentionNeeds::Queries { .. })
+        matches!(self.policy.needs(&self.prompt, STEPS), AttentionNeeds::Queries { .. })
     }
 
     fn gathered(&self, prompt: &Layer, kept: &[u32], len: usize) -> Layer {

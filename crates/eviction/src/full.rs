@@ -19,7 +19,7 @@ impl EvictionPolicy for Full {
         Ok(None)
     }
 
-    fn needs(&self, _: &PromptSpans) -> AttentionNeeds {
+    fn needs(&self, _: &PromptSpans, _: usize) -> AttentionNeeds {
         AttentionNeeds::Nothing
     }
 

@@ -89,7 +89,7 @@ impl EvictionPolicy for H2o {
         Ok(Some(Budget::constant(heavy + recent)))
     }
 
-    fn needs(&self, _: &PromptSpans) -> AttentionNeeds {
+    fn needs(&self, _: &PromptSpans, _: usize) -> AttentionNeeds {
         AttentionNeeds::Sums
     }
 

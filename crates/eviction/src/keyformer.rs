@@ -27,7 +27,7 @@ pub struct Keyformer {
     /// Temperature of the scoring softmax for the prompt.
     #[schemars(range(min = 0.0, max = 1e9))]
     pub tau: f64,
-    /// Increase of the temperature at each step.
+    /// Increase of the temperature at each step; 0 for one that reaches `tau_end` with the last token that the answer may have.
     #[schemars(range(min = 0.0, max = 1e9))]
     pub tau_step: f64,
     /// The highest temperature.
@@ -47,7 +47,7 @@ impl Default for Keyformer {
             capacity: None,
             recent_share: 0.3,
             tau: 1.0,
-            tau_step: 0.01,
+            tau_step: 0.0,
             tau_end: 2.0,
             noise: true,
             noise_seed: 0,
@@ -59,10 +59,10 @@ impl Options for Keyformer {
     const NAME: &'static str = "keyformer";
 
     fn validate(&self) -> Result<()> {
-        let Tau { start, step, end } = self.temperature();
-        if !(start > 0.0 && step >= 0.0 && end >= start) {
+        let Keyformer { tau, tau_step, tau_end, .. } = *self;
+        if !(tau > 0.0 && tau_step >= 0.0 && tau_end >= tau) {
             let conflict = format!(
-                "temperatures go from {start} to {end} by {step}: choose a start above 0, a step not below 0 and an end not below the start"
+                "temperatures go from {tau} to {tau_end} by {tau_step}: choose a start above 0, a step not below 0 and an end not below the start"
             );
             return Err(Error::conflict(Self::NAME, conflict));
         }
@@ -71,8 +71,13 @@ impl Options for Keyformer {
 }
 
 impl Keyformer {
-    fn temperature(&self) -> Tau {
-        Tau { start: self.tau as f32, step: self.tau_step as f32, end: self.tau_end as f32 }
+    /// The temperature of an answer of at most `answer` tokens. The authors' runs let it rise over the whole answer.
+    fn temperature(&self, answer: usize) -> Tau {
+        let step = match self.tau_step {
+            0.0 => (self.tau_end - self.tau) / answer.max(1) as f64,
+            step => step,
+        };
+        Tau { start: self.tau as f32, step: step as f32, end: self.tau_end as f32 }
     }
 
     fn parts(&self, prompt: &PromptSpans) -> (usize, usize) {
@@ -88,8 +93,11 @@ impl EvictionPolicy for Keyformer {
         Ok(Some(Budget::constant(self.parts(prompt).0)))
     }
 
-    fn needs(&self, _: &PromptSpans) -> AttentionNeeds {
-        AttentionNeeds::NoisySums { seed: self.noise.then_some(self.noise_seed), tau: self.temperature() }
+    fn needs(&self, _: &PromptSpans, answer: usize) -> AttentionNeeds {
+        AttentionNeeds::NoisySums {
+            seed: self.noise.then_some(self.noise_seed),
+            tau: self.temperature(answer),
+        }
     }
 
     fn scorer(&self, prompt: &PromptSpans, sizes: Sizes) -> Box<dyn TokenScorer> {

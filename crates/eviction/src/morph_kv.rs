@@ -94,7 +94,7 @@ impl EvictionPolicy for MorphKv {
         Ok(Some(Budget { keep: capacity, most: at.saturating_sub(2).max(capacity), decoding: true }))
     }
 
-    fn needs(&self, _: &PromptSpans) -> AttentionNeeds {
+    fn needs(&self, _: &PromptSpans, _: usize) -> AttentionNeeds {
         match self.profile {
             Profile::Paper => AttentionNeeds::RowWeights { rows: self.window },
             Profile::CodeLlama | Profile::CodeMistral => AttentionNeeds::Queries { rows: self.rows() },

@@ -73,9 +73,9 @@ pub trait EvictionPolicy: Debug + Send + Sync {
     /// If options contradict one another or the prompt.
     fn budget(&self, prompt: &PromptSpans) -> Result<Option<Budget>>;
 
-    /// Reports of attention that the scorers of this prompt's request need. The answer is the same whenever it is asked for, so
-    /// that a cache asks once and keeps it.
-    fn needs(&self, prompt: &PromptSpans) -> AttentionNeeds;
+    /// Reports of attention that the scorers of this prompt's request need, whose answer has at most `answer` tokens. The result is the
+    /// same whenever it is asked for, so that a cache asks once and keeps it.
+    fn needs(&self, prompt: &PromptSpans, answer: usize) -> AttentionNeeds;
 
     /// The scorer of one layer.
     fn scorer(&self, prompt: &PromptSpans, sizes: Sizes) -> Box<dyn TokenScorer>;

@@ -81,7 +81,7 @@ impl EvictionPolicy for Scissorhands {
         Ok(Some(Budget { keep: self.keep(), most: self.capacity, decoding: true }))
     }
 
-    fn needs(&self, _: &PromptSpans) -> AttentionNeeds {
+    fn needs(&self, _: &PromptSpans, _: usize) -> AttentionNeeds {
         AttentionNeeds::RowWeights { rows: self.history }
     }
 

@@ -86,7 +86,7 @@ impl EvictionPolicy for SnapKv {
         Ok((prompt.len() > capacity).then_some(Budget::once(capacity)))
     }
 
-    fn needs(&self, _: &PromptSpans) -> AttentionNeeds {
+    fn needs(&self, _: &PromptSpans, _: usize) -> AttentionNeeds {
         AttentionNeeds::PromptSums { rows: self.window }
     }
 

@@ -57,7 +57,7 @@ impl EvictionPolicy for StreamingLlm {
         Ok(Some(Budget::constant(self.capacity)))
     }
 
-    fn needs(&self, _: &PromptSpans) -> AttentionNeeds {
+    fn needs(&self, _: &PromptSpans, _: usize) -> AttentionNeeds {
         AttentionNeeds::Nothing
     }
 

@@ -1,6 +1,6 @@
 //! Every policy of the registry under the conformance battery, and what budgets come to.
 
-use refrain_eviction::{Budget, POLICIES, PromptSpans, conformance};
+use refrain_eviction::{AttentionNeeds, Budget, POLICIES, PromptSpans, conformance};
 use refrain_kv::Span;
 use refrain_registry::OptionType;
 
@@ -63,4 +63,22 @@ fn budgets_are_those_of_the_definitions() {
     assert_eq!((budget("snap_kv:capacity=100", 100), budget("a3_ex:capacity=100", 99)), (None, None));
     // Where system part and question alone are too many, the system part goes before.
     assert_eq!(budget("a3_ex:capacity=4", 100), Some(Budget { keep: 4, most: 4, decoding: false }));
+}
+
+#[test]
+fn keyformers_temperature_rises_over_the_whole_answer() {
+    let prompt = PromptSpans { system: Span::new(0, 2), question: Span::new(47, 50) };
+    let at = |spec: &str, answer: usize, step: usize| match POLICIES
+        .parse(spec)
+        .unwrap()
+        .policy
+        .needs(&prompt, answer)
+    {
+        AttentionNeeds::NoisySums { tau, .. } => tau.at(step),
+        needs => panic!("{needs:?}"),
+    };
+    assert_eq!([0, 8, 16, 32].map(|step| at("keyformer", 32, step)), [1.0, 1.25, 1.5, 2.0]);
+    assert_eq!([0, 32, 512].map(|step| at("keyformer", 512, step)), [1.0, 1.0625, 2.0]);
+    assert_eq!([0, 2, 5].map(|step| at("keyformer:tau_step=0.5", 512, step)), [1.0, 2.0, 2.0]);
+    assert_eq!([0, 7].map(|step| at("keyformer:tau_end=1", 8, step)), [1.0, 1.0]);
 }

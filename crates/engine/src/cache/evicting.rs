@@ -175,7 +175,7 @@ impl EvictingCache {
         };
         let plans: Vec<Plan> = config.layers.iter().map(plan).collect();
         let most = plans.iter().map(|plan| plan.capacity).max().unwrap_or(0);
-        let needs = eviction.policy.needs(&prompt);
+        let needs = eviction.policy.needs(&prompt, room - n);
         let reports = match needs {
             AttentionNeeds::Nothing | AttentionNeeds::PromptSums { .. } | AttentionNeeds::Queries { .. } => 0,
             AttentionNeeds::Sums | AttentionNeeds::NoisySums { .. } | AttentionNeeds::RowWeights { .. } => {

@@ -194,22 +194,26 @@ impl Layout {
         tasks
     }
 
-    /// The position of a task in the paper's order. `NAME_…` are sets derived from `NAME`.
+    /// The position of a task in the paper's order. `NAME_…` are sets derived from `NAME`, or of another edition.
     fn position(&self, data: &Data<'_>, task: usize) -> Option<usize> {
         let (about, names) = (&data.tasks[task], self.names());
         if !self.benchmarks.contains(&about.benchmark) {
             return None;
         }
         let is = |name: &&str| {
-            about.task.strip_prefix(*name).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+            let rest = about.task.strip_prefix(longbench::without_edition(name));
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
         };
         if names.is_empty() { Some(0) } else { names.iter().position(is) }
     }
 
-    /// Whether the paper has this very set: not one derived from it, nor one of another benchmark.
+    /// Whether the paper has this very set: not one derived from it, nor one of another benchmark. LongBench's set of a task stands in for that
+    /// of LongBench-E where the latter was not run.
     fn is_own(&self, data: &Data<'_>, task: usize) -> bool {
         let (about, names) = (&data.tasks[task], self.names());
-        let named = names.is_empty() || names.contains(&about.task.as_str());
+        let was_run = |name: &str| data.tasks.iter().any(|other| other.task == name);
+        let stands_for = |name: &&str| longbench::without_edition(name) == about.task && !was_run(name);
+        let named = names.is_empty() || names.contains(&about.task.as_str()) || names.iter().any(stands_for);
         named && self.benchmarks.first() == Some(&about.benchmark)
     }
 

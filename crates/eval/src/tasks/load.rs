@@ -196,15 +196,24 @@ impl TaskLoader<'_> {
         Ok(Some(self.of(name, samples)))
     }
 
-    /// The tasks of LongBench whose files exist.
+    /// The tasks of LongBench whose files exist. A task of LongBench-E that the data lack is taken from LongBench.
     fn suite(&self, tasks: &[&str], notes: &mut LoadNotes) -> Result<Vec<LoadedTask>> {
         let (mut jobs, mut missing) = (Vec::new(), 0);
         for task in tasks {
-            if longbench::is_there(task, self.data()?) {
-                jobs.extend(self.longbench(task, notes)?);
-            } else {
-                missing += 1;
-                notes.left_out.push(format!("longbench/{task} (not in the data)"));
+            let data = self.data()?;
+            let sets = [*task, longbench::without_edition(task)];
+            match sets.into_iter().find(|set| longbench::is_there(set, data)) {
+                Some(set) => {
+                    let mut job = self.longbench(set, notes)?;
+                    if let Some(job) = job.as_mut().filter(|_| set != *task) {
+                        self.note(job, "LongBench's set, where the paper has LongBench-E's");
+                    }
+                    jobs.extend(job);
+                }
+                None => {
+                    missing += 1;
+                    notes.left_out.push(format!("longbench/{task} (not in the data)"));
+                }
             }
         }
         // All of them missing is a wrong folder.

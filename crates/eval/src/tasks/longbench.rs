@@ -47,6 +47,11 @@ pub fn task(name: &str) -> Result<&'static Task> {
     find(name).map(|(task, _)| task)
 }
 
+/// The name of LongBench's set of a task whose name may be that of LongBench-E's.
+pub(crate) fn without_edition(name: &str) -> &str {
+    name.strip_suffix("_e").unwrap_or(name)
+}
+
 /// Where a set may lie in the data's folder.
 fn places(name: &str) -> [String; 3] {
     ["longbench/", "longbench_derived/", ""].map(|place| format!("{place}{name}.jsonl"))

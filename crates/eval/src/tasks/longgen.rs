@@ -29,7 +29,7 @@ struct Prompt {
 
 /// Samples of the setting `short` (16K) or `long` (32K), of a folder's `longgenbench` or its own. `limit` takes some of all over it.
 ///
-/// MorphKV's protocol is greedy: the first ten prompts of each type, 8000 new tokens.
+/// MorphKV's protocol is greedy, without a text that ends the answer: the first ten prompts of each type, 8000 new tokens.
 ///
 /// # Errors
 /// If the setting or the file does not exist, or the file is malformed.
@@ -50,9 +50,12 @@ pub fn samples(setting: &str, folder: &Path, limit: Option<usize>, protocol: Pro
             *number <= MORPHKV_PROMPTS
         });
     }
-    let (max_tokens, sampling, note) = match protocol {
-        Protocol::Own => (*own_tokens, 0.95, None),
-        Protocol::MorphKv => (MORPHKV_TOKENS, 0.0, Some(format!("MorphKV's {} prompts", samples.len()))),
+    let (max_tokens, stop, sampling, note) = match protocol {
+        Protocol::Own => (*own_tokens, Some("*** finished"), 0.95, None),
+        Protocol::MorphKv => {
+            let judged = "a judge is asked without MorphKV's three examples";
+            (MORPHKV_TOKENS, None, 0.0, Some(format!("MorphKV's {} prompts; {judged}", samples.len())))
+        }
     };
     let mut samples: Vec<Option<(usize, Prompt)>> = samples.into_iter().map(Some).collect();
     let chosen = spread(samples.len(), limit);
@@ -60,7 +63,7 @@ pub fn samples(setting: &str, folder: &Path, limit: Option<usize>, protocol: Pro
     Ok(TaskData {
         samples: chosen
             .filter_map(|place| samples[place].take())
-            .map(|(index, prompt)| sample(setting, index, prompt, max_tokens))
+            .map(|(index, prompt)| sample(setting, index, prompt, max_tokens, stop))
             .collect(),
         scoring: Scoring::LongGen,
         first_line: false,
@@ -73,12 +76,18 @@ pub fn samples(setting: &str, folder: &Path, limit: Option<usize>, protocol: Pro
 }
 
 /// The prompt as it is, which ends with the beginning of the answer.
-fn sample(setting: &str, index: usize, Prompt { prompt, plan }: Prompt, max_tokens: usize) -> Sample {
+fn sample(
+    setting: &str,
+    index: usize,
+    Prompt { prompt, plan }: Prompt,
+    max_tokens: usize,
+    stop: Option<&str>,
+) -> Sample {
     Sample {
         id: format!("{setting}-{index}"),
         question: prompt,
         max_tokens,
-        stop: vec!["*** finished".into()],
+        stop: stop.map(str::to_owned).into_iter().collect(),
         gold: Gold { plan: Some(plan), ..Gold::default() },
         ..Sample::default()
     }
@@ -117,8 +126,11 @@ mod tests {
         let folder = folder_with("Dataset_long.json", &[prompts()]);
         let loaded = samples("long", folder.path(), None, Protocol::MorphKv).unwrap();
         assert_eq!((loaded.samples.len(), loaded.temperature, loaded.top_p), (20, 0.0, 1.0));
-        assert_eq!(loaded.note, "MorphKV's 20 prompts, 30 of 400 records");
-        assert!(loaded.samples.iter().all(|sample| sample.max_tokens == 8_000));
+        assert_eq!(
+            loaded.note,
+            "MorphKV's 20 prompts; a judge is asked without MorphKV's three examples, 30 of 400 records"
+        );
+        assert!(loaded.samples.iter().all(|sample| sample.max_tokens == 8_000 && sample.stop.is_empty()));
         let last = loaded
             .samples
             .iter()
@@ -152,7 +164,8 @@ mod tests {
                 assert_eq!(sample.max_tokens, tokens);
             }
             let morphkv = samples(setting, &data, None, Protocol::MorphKv).unwrap();
-            assert_eq!((morphkv.samples.len(), &*morphkv.note), (40, "MorphKV's 40 prompts"));
+            assert_eq!(morphkv.samples.len(), 40);
+            assert!(morphkv.note.starts_with("MorphKV's 40 prompts; "), "{}", morphkv.note);
         }
     }
 }

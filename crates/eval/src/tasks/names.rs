@@ -10,7 +10,7 @@ pub(super) const LONG_OUTPUTS: [(&str, &str, Protocol, &str); 8] = [
         "longgenbench/morphkv",
         "short",
         Protocol::MorphKv,
-        "MorphKV's 40 prompts of the 16K setting; its judge is asked in the benchmark's own words",
+        "MorphKV's 40 prompts of the 16K setting, without its judge's three examples",
     ),
     ("longwriter/en", "longbench_write_en", Protocol::Own, "LongBench-Write, English"),
     ("longwriter/all", "longbench_write", Protocol::Own, "LongBench-Write, English and Chinese"),

@@ -92,7 +92,8 @@ impl Wording {
             before,
             documents,
             question: asked,
-            chat: self == Wording::LongBench,
+            // CacheBlend's prompts stand between the marks of an instruction too.
+            chat: true,
             max_tokens: 32,
             gold: Gold { answers: question.answers.clone(), ..Gold::default() },
             ..Sample::default()
@@ -180,7 +181,7 @@ mod tests {
         assert!(sample.before.ends_with("The answer should be within 5 words..\nPassages:\n"));
         assert!(sample.question.starts_with("\n\nAnswer the question directly based on"));
         assert!(sample.question.ends_with("within 5 words. \nQuestion:who is {input}?\nAnswer:"));
-        assert_eq!((sample.chat, sample.max_tokens, sample.stop.len()), (false, 32, 0));
+        assert_eq!((sample.chat, sample.max_tokens, sample.stop.len()), (true, 32, 0));
         for (question, expected) in [("Éa?", "éa?"), ("", "?"), ("Is it", "is it?")] {
             assert_eq!(cacheblend_question(question), expected);
         }

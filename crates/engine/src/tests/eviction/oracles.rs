@@ -263,11 +263,7 @@ fn oracle_11_policies_that_are_one_another() {
         // H2O and Keyformer make their sums in different orders: of two scores that are nearly equal each may keep the other's token, until
         // neither has both. The others' logits are the same to the bit.
         for (one, other, differing) in [
-            (
-                "keyformer:capacity=40,recent_share=0.5,noise=false,tau_step=0",
-                "h2o:capacity=40,recent=20",
-                15,
-            ),
+            ("keyformer:capacity=40,recent_share=0.5,noise=false,tau_end=1", "h2o:capacity=40,recent=20", 15),
             ("h2o:capacity=40,recent=40", "streaming_llm:capacity=40,sinks=0,positions=original", 0),
             ("morph_kv:capacity=40,window=1", "morph_kv:capacity=40,window=1,fuse=max", 0),
         ] {

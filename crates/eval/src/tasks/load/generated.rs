@@ -115,7 +115,16 @@ impl TaskLoader<'_> {
                 let numbers = too_long.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
                 notes.left_out.push(format!("ruler/qa at {length} of {name}: question {numbers} (too long)"));
             }
+            let all = samples.iter().filter(|sample| sample.documents.len() == questions.documents()).count();
             let mut job = self.generated("qa", ruler::QA.scoring, samples, length, &name);
+            if all > 0 {
+                let short = format!("{all} of {} samples hold all documents of {name}", job.samples.len());
+                self.note(&mut job, &format!("{short} and may be shorter"));
+                let mend = "a file of more documents gives longer ones";
+                notes
+                    .warnings
+                    .push(format!("ruler/qa at {length}: {short} and may be shorter than that; {mend}"));
+            }
             job.about.data = Some(DataFile::open(file)?.hash());
             jobs.push(job);
         }

@@ -134,3 +134,37 @@ fn questions_that_are_too_long_are_left_out_by_their_numbers() {
     let error = load_on(512, &matrix).unwrap_err().to_string();
     assert!(error.contains("mine.jsonl: ruler: 40 tokens are too few for qa"), "{error}");
 }
+
+#[test]
+fn questions_that_hold_all_documents_are_told() {
+    let line = |i: usize| {
+        serde_json::json!({"question": "Q?", "answers": ["a"], "docs": [{"title": format!("T{i}"), "text": "Bolts lie here."}]})
+            .to_string()
+    };
+    let folder = folder_with("mine.jsonl", &(0..3).map(line).collect::<Vec<_>>());
+    let spec = TaskSpec { file: Some(folder.path().join("mine.jsonl")), ..task("ruler/qa", &[400]) };
+    let (jobs, notes) = load_on(512, &Matrix { tasks: vec![spec], ..Matrix::default() }).unwrap();
+    assert!(
+        jobs[0].about.note.contains("3 of 3 samples hold all documents of mine.jsonl"),
+        "{}",
+        jobs[0].about.note
+    );
+    let [warning] = &notes.warnings[..] else { panic!("{:?}", notes.warnings) };
+    assert!(warning.starts_with("ruler/qa at 400: 3 of 3 samples hold all documents"), "{warning}");
+}
+
+#[test]
+fn a_suite_takes_the_papers_edition_where_the_data_have_it() {
+    let line = r#"{"_id": "a", "input": "q", "context": "Passage 1:\nc", "answers": ["a"]}"#.to_owned();
+    let folder = folder_with("longbench/hotpotqa.jsonl", std::slice::from_ref(&line));
+    for name in ["qasper", "qasper_e"] {
+        std::fs::write(folder.path().join(format!("longbench/{name}.jsonl")), &line).unwrap();
+    }
+    let data = Some(folder.path().to_path_buf());
+    let matrix = Matrix { tasks: vec![task("longbench/a3", &[])], data, ..Matrix::default() };
+    let (jobs, notes) = load_on(1024, &matrix).unwrap();
+    let read: Vec<_> = jobs.iter().map(|job| (&*job.about.task, &*job.about.note)).collect();
+    let other = "1 of 200 records; LongBench's set, where the paper has LongBench-E's";
+    assert_eq!(read, [("qasper_e", "LongBench-E"), ("hotpotqa", other)]);
+    assert_eq!(notes.left_out.len(), 9);
+}

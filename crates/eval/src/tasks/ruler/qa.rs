@@ -63,6 +63,11 @@ impl Questions {
         Ok(Questions { documents, questions })
     }
 
+    /// Number of documents, each counted once.
+    pub fn documents(&self) -> usize {
+        self.documents.len()
+    }
+
     /// The first `count` samples, or one a question if there are fewer; see [`Ruler::samples`](super::Ruler::samples).
     /// Each document is one of the sample's documents, with the separator that follows it. Questions whose own documents are longer than
     /// the length are left out: their numbers in the file are told beside the samples.
