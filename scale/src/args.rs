@@ -1,11 +1,15 @@
 //! The command line.
 
-use std::net::IpAddr;
+use std::ffi::OsStr;
+use std::fmt::Display;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::builder::{BoolishValueParser, RangedU64ValueParser, Resettable};
+use clap::{ArgAction, Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use refrain::AUTO;
 use refrain::engine::{DeviceChoice, Instructions, Prefix};
 use refrain::kernels::{Dtype, Precision};
@@ -20,6 +24,35 @@ use crate::simulated::Simulation;
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// The command line. An environment variable that is empty is one that is not set.
+pub(crate) fn command() -> clap::Command {
+    with_environment(Cli::command())
+}
+
+fn with_environment(command: clap::Command) -> clap::Command {
+    let is_empty = |variable: &OsStr| std::env::var_os(variable).is_some_and(|value| value.is_empty());
+    let command = command.mut_args(|arg| match arg.get_env().is_some_and(is_empty) {
+        true => arg.env(Resettable::Reset),
+        false => arg,
+    });
+    command.mut_subcommands(with_environment)
+}
+
+/// A value, or none for `auto`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OrAuto<T>(pub(crate) Option<T>);
+
+impl<T: FromStr<Err: Display>> FromStr for OrAuto<T> {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<OrAuto<T>, String> {
+        if text == AUTO {
+            return Ok(OrAuto(None));
+        }
+        text.parse().map(|value| OrAuto(Some(value))).map_err(|error| format!("{error}, or {AUTO}"))
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -65,7 +98,7 @@ impl From<Rule> for refrain_route::Rule {
 #[derive(Debug, Args)]
 pub(crate) struct Common {
     /// Address to listen on
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", env = "REFRAIN_HOST")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = parse_host, env = "REFRAIN_HOST")]
     pub(crate) host: IpAddr,
     /// Port to listen on; 0 for any free one
     #[arg(long, value_name = "PORT", default_value_t = 8080, env = "REFRAIN_PORT")]
@@ -170,15 +203,19 @@ pub(crate) struct Worker {
     /// Threads; 0 for one a core
     #[arg(long, value_name = "N", default_value_t = 0, env = "REFRAIN_THREADS")]
     pub(crate) threads: usize,
-    /// How weights are kept and multiplied: bf16, q8 or f32 [default: the nearest to the model's files]
-    #[arg(long, value_name = "TYPE", env = "REFRAIN_COMPUTE")]
-    pub(crate) compute: Option<Precision>,
+    /// How weights are kept and multiplied: bf16, q8, f32, or auto (the nearest to the model's files)
+    #[arg(long, value_name = "TYPE", default_value = AUTO, env = "REFRAIN_COMPUTE")]
+    pub(crate) compute: OrAuto<Precision>,
     /// Keep packed weights in a file beside the model, from which later starts read them
-    #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set, default_value_t = true, env = "REFRAIN_KEEP_PACKED")]
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "true",
+          default_missing_value = "true", hide_possible_values = true, value_parser = BoolishValueParser::new(),
+          env = "REFRAIN_KEEP_PACKED")]
     pub(crate) keep_packed: bool,
     /// Use only chunks that were computed with the same precision and kernels, where answers must not differ in a bit by which worker
     /// computed a chunk first
-    #[arg(long, env = "REFRAIN_STRICT_NUMERICS")]
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "false",
+          default_missing_value = "true", hide_possible_values = true, value_parser = BoolishValueParser::new(),
+          env = "REFRAIN_STRICT_NUMERICS")]
     pub(crate) strict_numerics: bool,
     /// Most tokens whose share of a layer is computed in one step: others get their turn between steps
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..), env = "REFRAIN_UBATCH_SIZE")]
@@ -190,14 +227,15 @@ pub(crate) struct Worker {
     #[arg(long, value_name = "TYPE", default_value = "exact", env = "REFRAIN_STORE_DTYPE")]
     pub(crate) store_dtype: KvQuantization,
     /// Most tokens of a chunk
-    #[arg(long, value_name = "N", default_value_t = 512, env = "REFRAIN_CHUNK_TOKENS")]
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = RangedU64ValueParser::<usize>::new().range(1..),
+          env = "REFRAIN_CHUNK_TOKENS")]
     pub(crate) chunk_tokens: usize,
     /// Tokens right before a chunk in its document that it is prefilled behind, at most, or `all` of them: documents in one piece
     #[arg(long, value_name = "N", default_value = "0", value_parser = parse_tokens, env = "REFRAIN_LEFT_TOKENS")]
     pub(crate) left_tokens: usize,
-    /// Tokens that stand before every chunk while it is prefilled [default: what is safe for the model]
-    #[arg(long, value_name = "PREFIX", env = "REFRAIN_PREFIX")]
-    pub(crate) prefix: Option<Prefix>,
+    /// Tokens that stand before every chunk while it is prefilled; auto is what is safe for the model
+    #[arg(long, value_name = "PREFIX", default_value = AUTO, env = "REFRAIN_PREFIX")]
+    pub(crate) prefix: OrAuto<Prefix>,
     /// Fusion method of requests that name none; auto is the model's own choice
     #[arg(long, value_name = "METHOD", default_value = AUTO, env = "REFRAIN_METHOD")]
     pub(crate) method: String,
@@ -259,13 +297,7 @@ pub(crate) struct Gateway {
     #[command(flatten)]
     pub(crate) common: Common,
     /// Addresses of the workers, http://HOST:PORT, where --discovery is none: `refrain-scale worker` or `refrain serve`
-    #[arg(
-        long,
-        value_name = "URL",
-        value_delimiter = ',',
-        env = "REFRAIN_WORKERS",
-        required_if_eq("discovery", "none")
-    )]
+    #[arg(long, value_name = "URL", value_delimiter = ',', env = "REFRAIN_WORKERS")]
     pub(crate) workers: Vec<String>,
     /// How workers are chosen
     #[arg(long, value_name = "RULE", default_value = "cost", env = "REFRAIN_RULE")]
@@ -296,6 +328,16 @@ pub(crate) struct Probe {
     /// Port of this machine, where no address is given
     #[arg(long, value_name = "PORT", default_value_t = 8080, env = "REFRAIN_PORT")]
     pub(crate) port: u16,
+}
+
+/// An address, or `localhost`.
+fn parse_host(text: &str) -> Result<IpAddr, String> {
+    if text == "localhost" {
+        return Ok(Ipv4Addr::LOCALHOST.into());
+    }
+    text.parse().map_err(|_| {
+        "give an address of this machine, as 127.0.0.1 or 0.0.0.0, and the port by --port".to_owned()
+    })
 }
 
 fn parse_key(text: &str) -> Result<NamespaceKey, String> {

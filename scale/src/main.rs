@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use axum::http::HeaderValue;
-use clap::Parser as _;
+use clap::FromArgMatches as _;
 use refrain_server::{ApiKeys, Listener, Options, sign_tenant, stop_signal, tls};
 use tracing_subscriber::EnvFilter;
 
@@ -32,7 +32,8 @@ use crate::static_list::StaticList;
 fn main() -> Result<()> {
     // Two providers are linked, and without a choice the first connection would panic.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let cli = Cli::parse();
+    let matches = args::command().get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let outcome = runtime.block_on(async {
         match cli.command {
@@ -106,10 +107,16 @@ async fn run_gateway(args: args::Gateway) -> Result<()> {
 }
 
 /// The workers that the options name.
+///
+/// # Errors
+/// If they name none, or wrong ones, or the discovery cannot be joined.
 async fn cluster_of(args: &args::Gateway) -> Result<Arc<dyn Cluster>> {
     let common = &args.common;
     let signature = HeaderValue::from_str(&sign_tenant(&common.key()?, "", ""))?;
     match common.discovery {
+        Discovery::None if args.workers.is_empty() => bail!(
+            "a gateway without a discovery has to be given its workers: --workers http://HOST:PORT,…, or --discovery file or etcd"
+        ),
         Discovery::None => Ok(Arc::new(StaticList::new(&args.workers, signature)?)),
         #[cfg(feature = "dynamo")]
         discovery => Ok(Arc::new(dynamo::Dynamo::join(common, discovery, signature).await?)),
@@ -136,5 +143,22 @@ async fn stop_or(lost: Option<impl Future<Output = ()>>, is_lost: Arc<AtomicBool
     tokio::select! {
         () = stop_signal() => {}
         () = lost => is_lost.store(true, Relaxed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_gateway_without_workers_says_what_to_give() {
+        let key = "ab".repeat(32);
+        let words = ["refrain-scale", "gateway", "--namespace-key", &key];
+        for more in [&[][..], &["--discovery=none"]] {
+            let matches = args::command().try_get_matches_from(words.iter().chain(more)).unwrap();
+            let Command::Gateway(args) = Cli::from_arg_matches(&matches).unwrap().command else { panic!() };
+            let error = cluster_of(&args).await.err().unwrap();
+            assert!(error.to_string().contains("--workers http://HOST:PORT"), "{error}");
+        }
     }
 }

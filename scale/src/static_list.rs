@@ -23,8 +23,13 @@ const POLL_EVERY: Duration = Duration::from_millis(500);
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Reports in a row that may time out before a worker counts as gone: a busy machine is slow at times.
 const MAX_TIMEOUTS: u32 = 2;
-/// Most time to connect to a worker.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Most time to connect to a worker: more than [`REPORT_TIMEOUT`], so that a machine that is gone counts as silent, and not as one that
+/// refuses.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Silence on a connection after which the worker's machine is asked whether it is there, and the time between two such questions.
+const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(5));
+/// Such questions without an answer that break a connection off.
+const KEEPALIVE_RETRIES: u32 = 3;
 
 /// Workers at fixed addresses.
 pub(crate) struct StaticList {
@@ -77,6 +82,10 @@ impl StaticList {
         let mut connector = HttpConnector::new();
         connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
         connector.set_nodelay(true);
+        // An answer that is computed keeps its connection silent for minutes.
+        connector.set_keepalive(Some(KEEPALIVE.0));
+        connector.set_keepalive_interval(Some(KEEPALIVE.1));
+        connector.set_keepalive_retries(Some(KEEPALIVE_RETRIES));
         let client = Client::builder(TokioExecutor::new()).build(connector);
         Ok(StaticList { workers, client, signature })
     }
@@ -217,33 +226,49 @@ impl Polled {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
     use std::sync::{Arc, Mutex};
 
     use axum::Json;
+    use axum::http::header;
     use axum::routing::get;
     use refrain_server::{HeldChunks, Listener, ModelCard, Rates};
+    use tokio::net::{TcpSocket, TcpStream};
+    use tokio::task::JoinHandle;
 
     use super::*;
 
-    #[tokio::test]
-    async fn a_worker_that_stops_or_is_not_ready_is_closed() {
+    /// A worker's report that it takes requests.
+    fn report() -> Report {
         let (name, fingerprint, version) = ("m".into(), "f".into(), "0".into());
         let model = ModelCard { name, fingerprint, kv_bytes_per_token: 1, version, numerics: "n".into() };
         let (chunks, rates) = (HeldChunks::All(Vec::new()), Rates::default());
         let (epoch, sequence, running, waiting, stopping, ready) = (1, 1, 0, 0, false, true);
-        let report = Report { epoch, sequence, chunks, running, waiting, rates, stopping, ready, model };
-        let told = Arc::new(Mutex::new(report));
-        let answer = {
-            let told = told.clone();
-            move || async move { Json(told.lock().unwrap().clone()) }
-        };
+        Report { epoch, sequence, chunks, running, waiting, rates, stopping, ready, model }
+    }
+
+    /// A worker that gives a report, which may be changed, with this header `connection`, and the events of a list of it.
+    async fn listed(
+        told: &Arc<Mutex<Report>>,
+        connection: &'static str,
+    ) -> (SocketAddr, JoinHandle<()>, BoxStream<'static, WorkerEvent>) {
+        let told = told.clone();
+        let answer =
+            move || async move { ([(header::CONNECTION, connection)], Json(told.lock().unwrap().clone())) };
         let routes = axum::Router::new().route("/internal/report", get(answer));
         let listener = Listener::bind(([127, 0, 0, 1], 0).into(), None).await.unwrap();
-        let url = format!("http://{}", listener.address().unwrap());
+        let address = listener.address().unwrap();
         let minute = Duration::from_secs(60);
         let server =
             tokio::spawn(listener.serve_routes(routes, (minute, minute), std::future::pending(), async {}));
-        let mut events = StaticList::new(&[url], HeaderValue::from_static("x")).unwrap().state_events();
+        let list = StaticList::new(&[format!("http://{address}")], HeaderValue::from_static("x")).unwrap();
+        (address, server, list.state_events())
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_stops_or_is_not_ready_is_closed() {
+        let told = Arc::new(Mutex::new(report()));
+        let (_, server, mut events) = listed(&told, "keep-alive").await;
         assert!(matches!(events.next().await, Some(WorkerEvent::Reported(..))));
         let tell = |stopping, ready| {
             let mut told = told.lock().unwrap();
@@ -256,6 +281,42 @@ mod tests {
             tell(false, true);
             assert!(matches!(events.next().await, Some(WorkerEvent::Reported(..))));
         }
+        server.abort();
+    }
+
+    /// A listener whose queue is full drops what would open a further connection, as a machine does that is gone.
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn a_worker_whose_machine_is_gone_leaves() {
+        let (address, server, mut events) = listed(&Arc::new(Mutex::new(report())), "close").await;
+        assert!(matches!(events.next().await, Some(WorkerEvent::Reported(..))));
+        server.abort();
+        let _ = server.await;
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_reuseaddr(true).unwrap();
+        socket.bind(address).unwrap();
+        let _listener = socket.listen(1).unwrap();
+        let mut queued = Vec::new();
+        while let Ok(connected) = timeout(Duration::from_millis(200), TcpStream::connect(address)).await {
+            queued.push(connected.unwrap());
+        }
+        let left = async { while !matches!(events.next().await, Some(WorkerEvent::Left(_))) {} };
+        timeout(Duration::from_secs(30), left).await.unwrap();
+    }
+
+    /// The kernel's list of connections tells which timer each of them has; 2 is that of keepalive.
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn connections_to_workers_are_kept_alive() {
+        let (address, server, mut events) = listed(&Arc::new(Mutex::new(report())), "keep-alive").await;
+        assert!(matches!(events.next().await, Some(WorkerEvent::Reported(..))));
+        let connections = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
+        let remote = format!(":{:04X}", address.port());
+        let timer = connections.lines().find_map(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            (fields[2].ends_with(&remote) && fields[3] == "01").then(|| fields[5][..2].to_owned())
+        });
+        assert_eq!(timer.as_deref(), Some("02"), "{connections}");
         server.abort();
     }
 }

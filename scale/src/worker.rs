@@ -105,7 +105,7 @@ pub(crate) fn open(args: &args::Worker) -> Result<Served> {
         options.method_reason = "given to the worker".to_owned();
     }
     options.evict = POLICIES.select(&args.evict)?.spec;
-    options.prefix = match args.prefix.as_ref().unwrap_or(&chosen.prefix) {
+    options.prefix = match args.prefix.0.as_ref().unwrap_or(&chosen.prefix) {
         // Clients have no use for a path of this machine.
         Prefix::Text(_) => "text".to_owned(),
         prefix => prefix.to_string(),
@@ -135,7 +135,7 @@ fn engine(args: &args::Worker, store: Store, around: &Instructions) -> Result<En
     let settings = Settings {
         device: args.device,
         threads: args.threads,
-        precision: args.compute,
+        precision: args.compute.0,
         keep_packed: args.keep_packed,
         device_chunk_bytes: args.device_cache,
         kv: args.kv,
@@ -153,7 +153,7 @@ fn engine(args: &args::Worker, store: Store, around: &Instructions) -> Result<En
     if let Some(models) = &args.models {
         engine = engine.models(models);
     }
-    if let Some(prefix) = &args.prefix {
+    if let Some(prefix) = &args.prefix.0 {
         engine = engine.prefix(prefix.clone());
     }
     if let Some(file) = &args.calibration {
@@ -199,7 +199,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let key = folder.path().join("key");
         std::fs::write(&key, "ab".repeat(32)).unwrap();
-        let text = "refrain-scale worker --device=auto --threads=1 --ubatch-size=32 --left-tokens=7 --strict-numerics --chunk-tokens=64 \
+        let text = "refrain-scale worker --host=localhost --device=auto --threads=1 --ubatch-size=32 --left-tokens=7 --strict-numerics=true --chunk-tokens=64 \
+                    --compute=auto --prefix=auto \
                     --keep-packed=false --device-cache=10B --quota=1KiB --ttl=2h --sync-interval=off --instruction=x --num-speculative-tokens=3 --kv-cache-memory-bytes=5B \
                     --document-quota=6B --max-documents-per-request=8 --max-tokens-per-request=9 --default-max-tokens=4";
         let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/tiny/llama");

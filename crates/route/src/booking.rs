@@ -9,7 +9,10 @@ use crate::state::Load;
 #[derive(Debug, Default)]
 pub(crate) struct Own {
     running: AtomicU32,
+    /// Those without a first token.
     waiting: AtomicU32,
+    /// Those among the waiting ones that the worker decodes as of its latest report: an answer that comes whole has no first token here.
+    decoded: AtomicU32,
     /// Microseconds of work of the waiting ones, as estimated when they were booked.
     work: AtomicU64,
     /// The time, in microseconds, at which that work was to end.
@@ -18,11 +21,20 @@ pub(crate) struct Own {
 
 impl Own {
     pub(crate) fn load(&self) -> Load {
-        Load { running: self.running.load(Relaxed), waiting: self.waiting.load(Relaxed) }
+        let waiting = self.waiting.load(Relaxed);
+        let decoded = self.decoded.load(Relaxed).min(waiting);
+        Load { running: self.running.load(Relaxed) + decoded, waiting: waiting - decoded }
+    }
+
+    /// Takes over how many of the requests are decoded: those beyond the number that waits at the worker, as far as it decodes so many.
+    pub(crate) fn take_reported(&self, reported: Load) {
+        let more = self.waiting.load(Relaxed).saturating_sub(reported.waiting);
+        let decoded = more.min(reported.running.saturating_sub(self.running.load(Relaxed)));
+        self.decoded.store(decoded, Relaxed);
     }
 
     /// Seconds from `now` to the end of the work of the requests that wait for their first token. It passes with the time, but not below
-    /// the work of all but one of them, since only one can be under way.
+    /// the work of all but one of them, since only one can be under way. The work of those that are decoded has passed.
     pub(crate) fn wait(&self, now: f64) -> f64 {
         let waiting = u64::from(self.waiting.load(Relaxed));
         if waiting == 0 {
@@ -30,7 +42,8 @@ impl Own {
         }
         let work = self.work.load(Relaxed);
         let left = self.end.load(Relaxed).saturating_sub(microseconds(now));
-        left.clamp(work / waiting * (waiting - 1), work) as f64 * 1e-6
+        let (one, decoded) = (work / waiting, u64::from(self.decoded.load(Relaxed)).min(waiting));
+        left.clamp(one * waiting.saturating_sub(decoded + 1), work - one * decoded) as f64 * 1e-6
     }
 
     /// Books a request of `work` seconds.
@@ -77,6 +90,9 @@ impl Booking {
 impl Drop for Booking {
     fn drop(&mut self) {
         match self.end_waiting() {
+            // Where the worker decodes, it was a whole answer, whose time has passed. One without work is no answer.
+            Some(1..)
+                if self.own.decoded.fetch_update(Relaxed, Relaxed, |some| some.checked_sub(1)).is_ok() => {}
             // A request that ends without a first token leaves its time to those behind it.
             Some(work) => {
                 let _ = self.own.end.fetch_update(Relaxed, Relaxed, |end| Some(end.saturating_sub(work)));

@@ -15,9 +15,11 @@
 //! ```
 //!
 //! separately for requests whose answer is being decoded (running) and those without a first token (waiting). A state that tells its
-//! reader's own requests ([`State::own`]) makes that right however late it comes; without, the bookings at the time that it comes in stand for
-//! them. What other gateways send is known only when the next state comes. With more than one gateway, workers should publish a
-//! state whenever their load changes: while gateways see the same load of a second ago, they all choose the same worker.
+//! reader's own requests ([`State::own`]) makes that right however late it comes; without, the bookings at the time that it comes in
+//! stand for them. An answer that comes whole has no first token before its end: bookings without one that are more than the requests
+//! which the worker reports as waiting count as running, as far as it reports so many running ones. What other gateways send is known
+//! only when the next state comes. With more than one gateway, workers should publish a state whenever their load changes: while gateways
+//! see the same load of a second ago, they all choose the same worker.
 //!
 //! # The rule *cost*
 //!
@@ -49,7 +51,8 @@
 //!
 //! Loading goes on beside computing, and missing chunks are fetched or prefilled, whichever is quicker. `min(r, f)` and `h'` let a
 //! chunk count as missing that is read more slowly than it would be fetched or prefilled, so that no worker is chosen less for holding
-//! more. Rates are each worker's own ([`Rates`]): a fleet may be of different machines.
+//! more. Rates are each worker's own ([`Rates`]): a fleet may be of different machines. Until a worker has told its own, it has the mean of
+//! those that others, up to 64, had told when it was added.
 //!
 //! Of equal costs the one with more tokens held is taken, then the one with fewer requests.
 //!

@@ -11,6 +11,9 @@ use crate::rendezvous::{mix, weight};
 use crate::sequence::Sequence;
 use crate::state::{Load, Rates, Snapshot, State, Update, WorkerId};
 
+/// Workers whose rates say what is expected of one that joins; in a larger fleet these stand for all.
+const SAMPLE: usize = 64;
+
 /// How a worker is chosen; the crate's docs have the formulas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Rule {
@@ -32,7 +35,7 @@ pub struct Settings {
     pub rule: Rule,
     /// Bytes of keys and values that a token takes in a chunk file, over all layers.
     pub bytes_per_token: u64,
-    /// Rates of a worker that has not told any yet. Its figures must be finite and above zero.
+    /// Rates of a worker that has not told any yet, where the others have not either. Its figures must be finite and above zero.
     pub rates: Rates,
 }
 
@@ -80,6 +83,7 @@ impl Worker {
     }
 
     fn take_load(&mut self, state: &State, bytes_per_token: u64) {
+        self.own.take_reported(state.own.unwrap_or(state.load));
         self.others = state.load.without(state.own.unwrap_or_else(|| self.own.load()));
         self.rates = self.rates.updated(state.rates);
         self.costs = Costs::new(&self.rates, bytes_per_token);
@@ -147,15 +151,23 @@ impl Router {
             }
         };
         self.slots.insert(worker, slot);
+        let rates = self.expected_rates();
         self.workers[usize::from(slot)] = Some(Worker {
             id: worker,
             sequence: Sequence::default(),
             others: Load::default(),
-            rates: self.settings.rates,
-            costs: Costs::new(&self.settings.rates, self.settings.bytes_per_token),
+            rates,
+            costs: Costs::new(&rates, self.settings.bytes_per_token),
             own: Arc::default(),
         });
         Ok(true)
+    }
+
+    /// The rates of a worker that has told none: the mean of those that others have measured.
+    fn expected_rates(&self) -> Rates {
+        let known = self.workers.iter().flatten().take(SAMPLE).map(|worker| worker.rates);
+        let measured: Vec<Rates> = known.filter(|rates| *rates != self.settings.rates).collect();
+        Rates::mean(&measured).unwrap_or(self.settings.rates)
     }
 
     /// Removes a worker that discovery has lost, with its keys and its load; false if it is not there.

@@ -54,6 +54,18 @@ pub struct Rates {
 }
 
 impl Rates {
+    /// The mean of each figure; none of no rates.
+    pub(crate) fn mean(all: &[Rates]) -> Option<Rates> {
+        let of = |figure: fn(&Rates) -> f64| all.iter().map(figure).sum::<f64>() / all.len() as f64;
+        (!all.is_empty()).then(|| Rates {
+            prefill: of(|rates| rates.prefill),
+            local: of(|rates| rates.local),
+            remote: of(|rates| rates.remote),
+            remote_latency: of(|rates| rates.remote_latency),
+            service: of(|rates| rates.service),
+        })
+    }
+
     /// The figures of `newer`, and the old ones in place of those that are ignored.
     pub(crate) fn updated(self, newer: Rates) -> Rates {
         let either = |old: f64, new: f64| if new.is_finite() && new > 0.0 { new } else { old };

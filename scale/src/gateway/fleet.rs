@@ -53,13 +53,16 @@ pub(crate) struct Booking {
     place: refrain_route::Booking,
 }
 
-/// The model that a request is to be answered by.
+/// The model that a request is to be answered by, and the chat that it belongs to.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Wanted<'a> {
     /// Its name in requests. Where no worker has it, all may be chosen: the one that is says that there is no such model.
     pub(crate) name: Option<&'a str>,
     /// Its fingerprint.
     pub(crate) fingerprint: Option<&'a str>,
+    /// The number of the chat, which decides between workers that are equally good in place of chance: the beginning of the
+    /// prompt may be kept at one of them.
+    pub(crate) chat: Option<u64>,
 }
 
 /// What the text of an answer depends on beside its request. Workers of one kind give the same one.
@@ -134,8 +137,7 @@ impl Fleet {
         exclude.extend(wanted.name.map_or_else(Vec::new, |name| inner.others(name)));
         let suspects = inner.workers.iter().filter(|(_, worker)| worker.is_suspect).map(|(id, _)| *id);
         let careful: Vec<WorkerId> = exclude.iter().copied().chain(suspects).collect();
-        let fingerprint = wanted.fingerprint;
-        inner.choose(plan, fingerprint, &careful).or_else(|| inner.choose(plan, fingerprint, &exclude))
+        inner.choose(plan, wanted, &careful).or_else(|| inner.choose(plan, wanted, &exclude))
     }
 
     /// The best worker of a kind for a request with these chunks, none of `tried`. None where the kind is not known whole.
@@ -146,7 +148,7 @@ impl Fleet {
         let mut exclude = tried.to_vec();
         let is_other = |worker: &Worker| Kind::of(&worker.model) != *kind;
         exclude.extend(self.inner().workers.iter().filter(|(_, worker)| is_other(worker)).map(|(id, _)| *id));
-        let wanted = Wanted { name: None, fingerprint: Some(&kind.fingerprint) };
+        let wanted = Wanted { fingerprint: Some(&kind.fingerprint), ..Wanted::default() };
         self.choose(plan, wanted, &exclude)
     }
 
@@ -275,7 +277,7 @@ impl Inner {
         note(worker, router.state(worker, &state));
     }
 
-    fn choose(&mut self, plan: &ChunkPlan, model: Option<&str>, exclude: &[WorkerId]) -> Option<Booking> {
+    fn choose(&mut self, plan: &ChunkPlan, wanted: Wanted<'_>, exclude: &[WorkerId]) -> Option<Booking> {
         let chunk = |(key, tokens): &(u64, usize)| Chunk {
             key: *key,
             tokens: u32::try_from(*tokens).unwrap_or(u32::MAX),
@@ -289,8 +291,11 @@ impl Inner {
             exclude,
             now: self.started.elapsed().as_secs_f64(),
         };
+        // Where no chunks are to be found, load alone decides, and the work is booked.
+        let by_load = Request { question: 0, ..request };
         self.random = self.random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        let is_wanted = |fingerprint: &str| model.is_none_or(|model| model == fingerprint);
+        let random = wanted.chat.unwrap_or(self.random);
+        let is_wanted = |fingerprint: &str| wanted.fingerprint.is_none_or(|wanted| wanted == fingerprint);
         // Without a wanted model, the one with the least loaded worker is asked.
         let least = |router: &Router| {
             let free = router.loads().filter(|(worker, _)| !exclude.contains(worker));
@@ -299,7 +304,13 @@ impl Inner {
         let routers = self.routers.iter_mut().filter(|(fingerprint, _)| is_wanted(fingerprint));
         let routers = routers.filter_map(|(_, router)| Some((least(router)?, router)));
         let (_, router) = routers.min_by_key(|(load, _)| *load)?;
-        let choice = router.choose(&request, self.random)?;
+        let choice = match chunks.is_empty() {
+            false => router.choose(&request, random)?,
+            true => {
+                let worker = router.choose(&by_load, random)?.worker;
+                router.book(worker, &request)?
+            }
+        };
         let worker = choice.worker;
         let known = self.workers.get(&worker)?;
         let (gone, kind) = (known.gone.clone(), Kind::of(&known.model));

@@ -83,12 +83,12 @@ impl Metrics {
             ),
             chunk_tokens: metric!(
                 "chunk_tokens",
-                "Tokens of chunks of requests that were sent to a worker",
+                "Tokens of chunks of requests that a worker answered",
                 Counter::default()
             ),
             local_tokens: metric!(
                 "local_chunk_tokens",
-                "Tokens of chunks that the chosen worker held",
+                "Tokens of chunks that the worker which answered held",
                 Counter::default()
             ),
             plan_seconds: metric!(
@@ -134,8 +134,8 @@ impl Metrics {
         self.replays.get_or_create(&[("outcome", outcome)]).inc();
     }
 
-    /// Counts a choice: the tokens of a request's chunks, and those that the chosen worker holds.
-    pub(crate) fn chosen(&self, local_tokens: u64, chunk_tokens: u64) {
+    /// Counts the tokens of a request's chunks, and those that the worker which answers it holds.
+    pub(crate) fn answered(&self, local_tokens: u64, chunk_tokens: u64) {
         self.local_tokens.inc_by(local_tokens);
         self.chunk_tokens.inc_by(chunk_tokens);
     }

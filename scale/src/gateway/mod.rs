@@ -23,6 +23,7 @@ use futures_util::StreamExt as _;
 use refrain::store::NamespaceKey;
 use refrain_route::Rule;
 use refrain_server::Options;
+use tokio_util::sync::CancellationToken;
 
 use self::fleet::Fleet;
 use self::metrics::Metrics;
@@ -41,13 +42,16 @@ struct State {
     metrics: Metrics,
     /// Bytes of bodies that are being received, or whose requests are under way.
     bytes_in_flight: Arc<AtomicUsize>,
+    /// Is cancelled when streams are to end before their answers.
+    stopping: CancellationToken,
 }
 
 impl Gateway {
     /// A gateway before the workers of a cluster, which it chooses by `rule`. `key` is the namespace key that it shares with them.
     pub(crate) fn new(cluster: Arc<dyn Cluster>, options: Options, key: NamespaceKey, rule: Rule) -> Gateway {
         let (fleet, metrics) = (Fleet::new(rule), Metrics::new());
-        Gateway(Arc::new(State { cluster, fleet, options, key, metrics, bytes_in_flight: Arc::default() }))
+        let (bytes_in_flight, stopping) = (Arc::default(), CancellationToken::new());
+        Gateway(Arc::new(State { cluster, fleet, options, key, metrics, bytes_in_flight, stopping }))
     }
 
     /// Follows the workers for ever.
@@ -58,13 +62,15 @@ impl Gateway {
         }
     }
 
-    /// Waits until no request is under way, for at most `limit`.
+    /// Waits until no request is under way, for at most `limit`. Streams that are under way then end with an error.
     pub(crate) async fn drain(&self, limit: Duration) {
         let idle = async {
             while self.0.metrics.under_way() > 0 {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
-        let _ = tokio::time::timeout(limit, idle).await;
+        if tokio::time::timeout(limit, idle).await.is_err() {
+            self.0.stopping.cancel();
+        }
     }
 }

@@ -31,7 +31,13 @@ impl Gateway {
     pub(super) async fn models(&self, request: &Outgoing) -> Result<Response<Body>, ApiError> {
         let ask = |model: Option<String>| {
             let planned = Planned::default();
-            let asked = Arc::new(Asked { request: request.clone(), model, planned, is_repeatable: false });
+            let asked = Arc::new(Asked {
+                request: request.clone(),
+                model,
+                chat: None,
+                planned,
+                is_repeatable: false,
+            });
             async move { self.answer(&asked).await }
         };
         let names = self.0.fleet.models();

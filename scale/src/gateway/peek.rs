@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use axum::http::HeaderValue;
 use bytes::Bytes;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 /// The fields of a request for an answer that the gateway looks at. The parser skips all others.
@@ -19,7 +21,7 @@ pub(super) struct Peek {
     #[serde(default)]
     temperature: Option<f64>,
     #[serde(default)]
-    seed: Option<IgnoredAny>,
+    seed: Option<Value>,
 }
 
 impl Peek {
@@ -46,7 +48,9 @@ impl Peek {
     /// The body of a request whose answer follows from it. A worker draws a seed for a request that samples without one, and another
     /// worker would draw another: such a request is given its seed here. None if the body is no object.
     pub(super) fn seeded(&self, body: &Bytes, draw: impl FnOnce() -> u32) -> Option<Bytes> {
-        if self.seed.is_some() || self.temperature.is_none_or(|temperature| temperature <= 0.0) {
+        // -1 has a worker draw a seed as well.
+        let is_given = self.seed.as_ref().is_some_and(|seed| seed.as_i64() != Some(-1));
+        if is_given || self.temperature.is_none_or(|temperature| temperature <= 0.0) {
             return Some(body.clone());
         }
         let mut fields: BTreeMap<String, &RawValue> = serde_json::from_slice(body).ok()?;
@@ -56,9 +60,32 @@ impl Peek {
     }
 }
 
+/// The number of a chat: of the tenant, and of the messages up to the first one of a user, which all turns share. None if the body is no
+/// chat.
+pub(super) fn chat(body: &[u8], tenant: &HeaderValue) -> Option<u64> {
+    #[derive(Deserialize)]
+    struct Chat<'a> {
+        #[serde(borrow)]
+        messages: Vec<&'a RawValue>,
+    }
+    #[derive(Deserialize)]
+    struct Message {
+        role: String,
+    }
+    let Chat { messages } = serde_json::from_slice(body).ok()?;
+    let role = |message: &RawValue| serde_json::from_str(message.get()).map(|Message { role }| role);
+    let first = messages.iter().position(|message| role(message).is_ok_and(|role| role == "user"))?;
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(tenant.as_bytes());
+    messages[..=first].iter().for_each(|message| _ = hasher.update(message.get().as_bytes()));
+    let mut number = [0; 8];
+    hasher.finalize_xof().fill(&mut number);
+    Some(u64::from_le_bytes(number))
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
@@ -81,6 +108,7 @@ mod tests {
         for (body, wanted) in [
             (r#"{"temperature": 0.5, "a": [1, {"b": 0.10}]}"#, Some(7)),
             (r#"{"seed": null, "temperature": 1}"#, Some(7)),
+            (r#"{"seed": -1, "temperature": 1}"#, Some(7)),
             (r#"{"seed": 3, "temperature": 1}"#, Some(3)),
             (r#"{"temperature": 0}"#, None),
             ("{}", None),

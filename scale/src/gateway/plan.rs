@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::Gateway;
 use super::fleet::Wanted;
-use super::proxy::{Whole, whole};
+use super::proxy::whole;
 
 /// Most time that a plan may take before a request is sent without one.
 const PLAN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -43,9 +43,9 @@ impl Gateway {
     ) -> Planned {
         let started = std::time::Instant::now();
         let mut tried = Vec::new();
-        // The second try is for a worker that has just gone.
+        // The second try is for a worker that has just gone, or has no room.
         while tried.len() < 2 {
-            let wanted = Wanted { name, fingerprint: None };
+            let wanted = Wanted { name, ..Wanted::default() };
             let Some(booking) = self.0.fleet.choose(&ChunkPlan::default(), wanted, &tried) else { break };
             tried.push(booking.worker);
             let fingerprint = Some(booking.kind.fingerprint.clone());
@@ -59,11 +59,14 @@ impl Gateway {
                 answered = timeout(PLAN_TIMEOUT, asked) => answered,
                 () = booking.gone.cancelled() => continue,
             };
-            let Ok(Ok(Whole { status, body, .. })) = answered else { continue };
-            if status != StatusCode::OK {
+            let Ok(Ok(answer)) = answered else { continue };
+            if answer.is_refused() {
+                continue;
+            }
+            if answer.status != StatusCode::OK {
                 break;
             }
-            if let Ok(plan) = serde_json::from_slice(&body) {
+            if let Ok(plan) = serde_json::from_slice(&answer.body) {
                 self.0.metrics.planned(started.elapsed());
                 return Planned { plan, fingerprint };
             }

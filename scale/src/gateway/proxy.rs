@@ -10,7 +10,7 @@ use futures_util::StreamExt as _;
 use refrain_server::{ApiError, ChunkPlan, HeldBytes};
 
 use super::Gateway;
-use super::fleet::{Booking, Kind, Wanted};
+use super::fleet::{Booking, Wanted};
 use super::plan::Planned;
 use super::stream::{Begun, Style};
 use crate::cluster::{BodyStream, Lost, WorkerId};
@@ -32,7 +32,7 @@ impl Whole {
     }
 
     /// Whether another worker may take the request: this one has no room for it, or stops.
-    fn is_refused(&self) -> bool {
+    pub(super) fn is_refused(&self) -> bool {
         [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&self.status)
     }
 }
@@ -100,6 +100,8 @@ pub(super) struct Asked {
     pub(super) request: Outgoing,
     /// Name of the model that is to answer.
     pub(super) model: Option<String>,
+    /// The number of the chat that it is a turn of.
+    pub(super) chat: Option<u64>,
     pub(super) planned: Planned,
     /// Whether the request is answered by a stream whose text follows from it, so that another worker can go on with it.
     pub(super) is_repeatable: bool,
@@ -129,12 +131,17 @@ impl Gateway {
         let (mut tried, mut refused) = (Vec::new(), None);
         while tried.len() < MAX_TRIES {
             let Some(booking) = self.choose(asked, &tried) else { break };
-            let worker = booking.worker;
+            let (worker, local_tokens) = (booking.worker, booking.local_tokens);
             if !tried.is_empty() {
                 self.0.metrics.retried();
             }
             tried.push(worker);
-            match self.attempt(asked.request.request()?, booking).await {
+            let attempt = self.attempt(asked.request.request()?, booking).await;
+            if let Attempt::Answered(_) | Attempt::Begun(_) = attempt {
+                let tokens = asked.planned.plan.chunks.iter().map(|(_, tokens)| *tokens as u64).sum();
+                self.0.metrics.answered(local_tokens, tokens);
+            }
+            match attempt {
                 Attempt::Answered(whole) => return Ok(whole.response()),
                 Attempt::Begun(begun) => return Ok(self.forward(asked, *begun)),
                 Attempt::Refused(response) => {
@@ -162,25 +169,13 @@ impl Gateway {
 
     /// The best worker for a request, or where none with the model of its plan is left, any.
     fn choose(&self, asked: &Asked, tried: &[WorkerId]) -> Option<Booking> {
-        let (fleet, planned, name) = (&self.0.fleet, &asked.planned, asked.model.as_deref());
-        let wanted = Wanted { name, fingerprint: planned.fingerprint.as_deref() };
+        let (fleet, planned) = (&self.0.fleet, &asked.planned);
+        let any = Wanted { name: asked.model.as_deref(), fingerprint: None, chat: asked.chat };
+        let wanted = Wanted { fingerprint: planned.fingerprint.as_deref(), ..any };
         let booking = fleet.choose(&planned.plan, wanted, tried);
-        let any = Wanted { name, fingerprint: None };
-        let booking = booking.or_else(|| fleet.choose(&ChunkPlan::default(), any, tried))?;
-        self.count(planned, &booking);
-        Some(booking)
-    }
-
-    /// The best worker of a kind for a request.
-    pub(super) fn choose_alike(&self, planned: &Planned, kind: &Kind, tried: &[WorkerId]) -> Option<Booking> {
-        let booking = self.0.fleet.choose_alike(&planned.plan, kind, tried)?;
-        self.count(planned, &booking);
-        Some(booking)
-    }
-
-    fn count(&self, planned: &Planned, booking: &Booking) {
-        let tokens = planned.plan.chunks.iter().map(|(_, tokens)| *tokens as u64).sum();
-        self.0.metrics.chosen(booking.local_tokens, tokens);
+        // Its chunks have other keys there.
+        let prompt_tokens = planned.plan.prompt_tokens;
+        booking.or_else(|| fleet.choose(&ChunkPlan { prompt_tokens, ..ChunkPlan::default() }, any, tried))
     }
 
     /// Has a worker begin the stream that answers a request; none where its answer is no stream.

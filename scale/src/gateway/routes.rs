@@ -18,12 +18,15 @@ use serde_json::json;
 
 use super::Gateway;
 use super::broadcast::is_for_all;
-use super::peek::Peek;
+use super::peek::{self, Peek};
 use super::plan::{Planned, route as plan_route};
 use super::proxy::{Asked, Outgoing, end_to_end};
 
 /// Paths that are answered without an API key, besides `/` and those that the page loads.
 const PUBLIC: [&str; 2] = ["/v1/methods", "/openapi.json"];
+
+/// Bytes of a body that are taken for a token of the prompt where no worker has counted them: those of English text.
+const BYTES_PER_TOKEN: usize = 4;
 
 /// The beginning of a form's type.
 const FORM: &[u8] = b"multipart/";
@@ -125,21 +128,25 @@ impl Gateway {
         if request.method == Method::GET && path == "/v1/models" {
             return self.models(&request).await;
         }
-        let (mut planned, mut is_repeatable) = (Planned::default(), false);
+        let (mut planned, mut chat, mut is_repeatable) = (Planned::default(), None, false);
         let mut model = path
             .strip_prefix("/v1/models/")
             .map(|name| percent_decode_str(name).decode_utf8_lossy().into_owned());
         if let Some(route) = plan_route(&path).filter(|_| request.method == Method::POST) {
             let peek = Peek::of(&request.body);
             model = peek.model().map(str::to_owned);
+            chat = peek::chat(&request.body, &tenant);
             if peek.has_documents() {
                 planned = self.plan(route, &tenant, (peek.model(), &request.body)).await;
+            }
+            if planned.plan.prompt_tokens == 0 {
+                planned.plan.prompt_tokens = request.body.len() / BYTES_PER_TOKEN;
             }
             if let Some(body) = peek.seeded(&request.body, random_seed).filter(|_| peek.streams()) {
                 (request.body, is_repeatable) = (body, true);
             }
         }
-        self.answer(&Arc::new(Asked { request, model, planned, is_repeatable })).await
+        self.answer(&Arc::new(Asked { request, model, chat, planned, is_repeatable })).await
     }
 
     /// The signed tenant of a request, which holds the API key that it shows.

@@ -32,18 +32,16 @@ pub(super) enum Style {
     Response,
 }
 
-/// A stream's last bytes where its worker is lost, and no other one can go on.
-fn error_event(style: Style) -> Bytes {
-    let message =
-        "the worker was lost while it answered, and the answer is incomplete: send the request again";
+/// A stream's last bytes where its answer is incomplete.
+fn error_event(style: Style, (code, reason): (&str, &str)) -> Bytes {
+    let message = format!("{reason}, and the answer is incomplete: send the request again");
     let text = match style {
         Style::Completion => {
-            let error =
-                json!({ "message": message, "type": "server_error", "param": null, "code": "worker_lost" });
+            let error = json!({ "message": message, "type": "server_error", "param": null, "code": code });
             format!("data: {}\n\ndata: [DONE]\n\n", json!({ "error": error }))
         }
         Style::Response => {
-            let error = json!({ "type": "error", "code": "worker_lost", "message": message, "param": null });
+            let error = json!({ "type": "error", "code": code, "message": message, "param": null });
             format!("event: error\ndata: {error}\n\n")
         }
     };
@@ -108,8 +106,21 @@ struct Passing {
 /// The end of a stream.
 enum End {
     Complete,
-    /// Its worker was lost.
+    /// Its worker was lost, and no other one can go on.
     Broken,
+    /// The gateway stops.
+    Stopped,
+}
+
+impl End {
+    /// Code and reason of an end before that of the answer.
+    fn error(&self) -> Option<(&'static str, &'static str)> {
+        match self {
+            End::Complete => None,
+            End::Broken => Some(("worker_lost", "the worker was lost while it answered")),
+            End::Stopped => Some(("shutting_down", "the gateway is shutting down")),
+        }
+    }
 }
 
 impl Gateway {
@@ -128,10 +139,15 @@ impl Gateway {
         };
         let events = unfold(Some(passing), |passing| async move {
             let mut passing = passing?;
-            match passing.next().await {
+            let stopping = passing.gateway.0.stopping.clone();
+            let next = tokio::select! {
+                biased;
+                () = stopping.cancelled() => Err(End::Stopped),
+                next = passing.next() => next,
+            };
+            match next {
                 Ok(event) => Some((Ok::<_, Lost>(event), Some(passing))),
-                Err(End::Complete) => None,
-                Err(End::Broken) => Some((Ok(error_event(passing.asked.style())), None)),
+                Err(end) => Some((Ok(error_event(passing.asked.style(), end.error()?)), None)),
             }
         });
         head.map(|()| Body::from_stream(events))
@@ -190,7 +206,9 @@ impl Passing {
         gateway.0.fleet.suspect(booking.worker);
         tracing::warn!(worker = %booking.worker, reason, "a stream goes on at another worker");
         while tried.len() < MAX_TRIES {
-            let Some(next) = gateway.choose_alike(&asked.planned, &booking.kind, tried) else { break };
+            let Some(next) = gateway.0.fleet.choose_alike(&asked.planned.plan, &booking.kind, tried) else {
+                break;
+            };
             let worker = next.worker;
             tried.push(worker);
             match gateway.begin(asked, next).await {

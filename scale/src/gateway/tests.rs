@@ -1,6 +1,7 @@
 //! The gateway before workers that follow a script.
 
 mod limits;
+mod load;
 mod models;
 mod real;
 mod removal;
@@ -32,6 +33,8 @@ enum Act {
     /// Begins a response of this type, and is lost after these pieces of it.
     Break(&'static str, &'static [&'static str]),
     Stream(&'static [&'static str]),
+    /// Begins a stream, and is silent after these pieces of it.
+    Stall(&'static [&'static str]),
     /// Answers after a while.
     Late(&'static str),
     /// Never answers.
@@ -43,6 +46,8 @@ enum Act {
 struct Script {
     acts: Mutex<VecDeque<Act>>,
     plan: Mutex<ChunkPlan>,
+    /// Statuses of the next plans; 200 after them.
+    plan_statuses: Mutex<VecDeque<u16>>,
     asked: Mutex<Vec<(WorkerId, String, Option<String>)>>,
     bodies: Mutex<Vec<Bytes>>,
     members: Vec<WorkerId>,
@@ -80,7 +85,8 @@ impl Cluster for Script {
         let path = request.uri().path().to_owned();
         if path.starts_with("/internal/plan/") {
             let plan = serde_json::to_vec(&*self.plan.lock().unwrap()).unwrap();
-            return Ok(response(200, "application/json", body([Ok(plan.into())])));
+            let status = self.plan_statuses.lock().unwrap().pop_front().unwrap_or(200);
+            return Ok(response(status, "application/json", body([Ok(plan.into())])));
         }
         let tenant = request.headers().get(TENANT_HEADER).map(|value| value.to_str().unwrap().to_owned());
         self.asked.lock().unwrap().push((worker, path, tenant));
@@ -101,6 +107,10 @@ impl Cluster for Script {
                 Ok(response(200, kind, body(pieces.iter().map(bytes).chain([end]))))
             }
             Act::Stream(pieces) => Ok(response(200, "text/event-stream", body(pieces.iter().map(bytes)))),
+            Act::Stall(pieces) => {
+                let pieces = stream::iter(pieces.iter().map(bytes).collect::<Vec<_>>());
+                Ok(response(200, EVENTS, pieces.chain(stream::pending()).boxed()))
+            }
             Act::Hang => std::future::pending().await,
         }
     }

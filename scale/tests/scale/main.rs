@@ -8,6 +8,7 @@ mod figures;
 mod harness;
 mod logs;
 mod object_store;
+mod options;
 mod planes;
 mod sharing;
 mod tenancy;

@@ -186,6 +186,52 @@ fn requests_of_other_gateways_count_once() {
     assert_eq!(router.load(WorkerId(1)), Some(load(0, 1)));
 }
 
+/// An answer that comes whole has no first token at the gateway.
+#[test]
+fn whole_answers_that_are_decoded_do_not_wait() {
+    let mut router = fleet(Rule::Cost, &[member(1, &[5], 0)]);
+    let asked = chunks(&[5]);
+    let at = |now| Request { now, ..request(&asked, &[]) };
+    let mut held: Vec<_> = (0..8).map(|_| router.choose(&at(0.0), 0).unwrap()).collect();
+    let work = held[0].estimate.work;
+    let report = |router: &mut Router, seq, running, waiting| {
+        let state = State { seq, load: Load { running, waiting }, ..first_state(&[], 0) };
+        assert_eq!(router.state(WorkerId(1), &state), Update::Applied);
+        router.load(WorkerId(1)).unwrap()
+    };
+    let nothing = Request { question: 0, now: 100.0, ..request(&[], &[]) };
+    let wait = |router: &mut Router| router.choose(&nothing, 0).unwrap().estimate.wait;
+    assert_eq!(report(&mut router, 2, 6, 2), Load { running: 6, waiting: 2 });
+    assert!((wait(&mut router) - work).abs() < 1e-5, "of the two that wait, one may be at its end");
+    assert_eq!(report(&mut router, 3, 8, 0), Load { running: 8, waiting: 0 });
+    assert_eq!(wait(&mut router), 0.0);
+    // Beside two requests of another gateway.
+    assert_eq!(report(&mut router, 4, 10, 0), Load { running: 10, waiting: 0 });
+    // One that comes waits for nobody, and its time is not that of those which end.
+    let last = router.choose(&at(100.0), 0).unwrap();
+    held.truncate(3);
+    assert_eq!(router.load(WorkerId(1)), Some(Load { running: 5, waiting: 1 }));
+    assert!((wait(&mut router) - last.estimate.work).abs() < 1e-5);
+    drop(held);
+    drop(last);
+    assert_eq!(router.load(WorkerId(1)), Some(Load { running: 2, waiting: 0 }));
+}
+
+#[test]
+fn a_worker_that_joins_is_rated_like_those_that_have_measured() {
+    let mut router = fleet(Rule::Cost, &[member(1, &[], 0), member(2, &[], 0), member(3, &[], 0)]);
+    for (worker, prefill) in [(1, 400.0), (2, 600.0)] {
+        let state = State { seq: 2, rates: Rates { prefill, ..RATES }, ..first_state(&[], 0) };
+        assert_eq!(router.state(WorkerId(worker), &state), Update::Applied);
+    }
+    let question = Request { question: 500, ..request(&[], &[]) };
+    for (worker, seconds) in [(3, 500.0 / 3000.0), (4, 1.0)] {
+        let _ = router.add(WorkerId(worker));
+        let estimate = router.book(WorkerId(worker), &question).unwrap().estimate;
+        assert!((estimate.work - seconds).abs() < 1e-9, "{worker}: {estimate:?}");
+    }
+}
+
 #[test]
 fn a_removed_worker_leaves_nothing_behind() {
     let mut router = fleet(Rule::Cost, &[member(1, &[5, 6], 3), member(2, &[6], 0)]);
