@@ -25,16 +25,16 @@ FOCUS = """() => {
   return { what: e.id || e.name || e.textContent.trim().slice(0, 20) || e.tagName, body: e === document.body,
     outline: style.outlineStyle === 'none' ? 0 : parseFloat(style.outlineWidth), seen: box.width > 0 && box.height > 0 };
 }"""
-# Answers questions in the server's place with `answer`: its lines, the milliseconds before each, why it ends, and its documents. What it is asked
+# Answers questions in the server's place with `answer`: its pieces, the milliseconds before each, why it ends, and its documents. What it is asked
 # is in `asked`.
 STAND_IN = """() => {
   const real = fetch, bytes = new TextEncoder();
   Object.assign(window, { asked: [], answer: null, fetch: (path, options) => {
     if (!path.endsWith('/chat/completions')) return real(path, options);
-    const { lines, pause, end, documents } = window.answer;
+    const { pieces, pause, end, documents } = window.answer;
     const stats = { prompt_tokens: 9, document_tokens: 0, prefix_tokens: 0, cached_tokens: 0, recomputed_tokens: 0, kept_tokens: 9, ttft: 1, kv_bytes_held: 1 };
     const choice = (content, finish_reason) => JSON.stringify({ choices: [{ delta: { content }, finish_reason }] });
-    const events = [...Array(lines).keys()].map(i => choice(`Line ${i}.\\n`, null));
+    const events = pieces.map(piece => choice(piece, null));
     events.push(choice('', end), JSON.stringify({ refrain: { stats, documents } }), '[DONE]');
     window.asked.push(JSON.parse(options.body));
     return Promise.resolve(new Response(new ReadableStream({ async pull(stream) {
@@ -70,6 +70,10 @@ def ask(page, question, turns):
 def stand_in(page):
     """Puts STAND_IN in the server's place. Gives a function that sets its answer."""
     page.evaluate(STAND_IN)
-    answer = lambda **how: page.evaluate("how => { answer = how; }", {"lines": 1, "pause": 0, "end": "stop", "documents": [], **how})
+
+    def answer(lines=1, **how):
+        pieces = [f"Line {line}.\n" for line in range(lines)]
+        page.evaluate("how => { answer = how; }", {"pieces": pieces, "pause": 0, "end": "stop", "documents": [], **how})
+
     answer()
     return answer

@@ -10,7 +10,9 @@ import re
 import sys
 
 from browser import FOCUS, URL, ask, launch, stand_in, start, sync_playwright
+from page_answers import read_answers
 from page_faults import keep_policy, meet_faults
+from page_list import keep_list
 
 FOLDER = sys.argv[2] if len(sys.argv) > 2 else None
 TEXT = "A stem bolt is tightened to 5 Nm. Carbon bars want paste on the clamp. The rear wheel has 28 spokes."
@@ -39,13 +41,13 @@ FAINT = """() => {
   }
   return [texts, found];
 }"""
-# Every pattern of the bars with less contrast to its card than WCAG 2.2 AA wants of graphics: 3.
+# Every pattern of the bars, and the border of fields, with less contrast to what lies under it than WCAG 2.2 AA wants of graphics: 3.
 PALE = """() => {
-  const kinds = ['prefix', 'reused', 'recomputed', 'fresh'], style = getComputedStyle(document.documentElement);
+  const kinds = ['prefix', 'reused', 'recomputed', 'fresh', 'edge'], style = getComputedStyle(document.documentElement);
   const bytes = c => c.match(/^#(...)$/) ? [...c.slice(1)].map(h => 17 * parseInt(h, 16)) : c.match(/\\w\\w/g).map(h => parseInt(h, 16));
   const lightness = c => { const [r, g, b] = bytes(c).map(v => v / 255).map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4); return .2126 * r + .7152 * g + .0722 * b; };
   const color = name => style.getPropertyValue('--' + name).trim();
-  const ratio = name => { const [a, b] = [color(name), color('card')].map(lightness).sort((x, y) => y - x); return (a + .05) / (b + .05); };
+  const ratio = name => { const [a, b] = [color(name), color(name === 'edge' ? 'paper' : 'card')].map(lightness).sort((x, y) => y - x); return (a + .05) / (b + .05); };
   return kinds.filter(kind => !(ratio(kind) >= 3)).map(kind => kind + ' ' + ratio(kind));
 }"""
 NAMELESS = """() => [...document.querySelectorAll('button, input, textarea, select, summary')].filter(e => e.checkVisibility())
@@ -236,6 +238,11 @@ def begin_anew(page):
     page.keyboard.press("Enter")
     assert page.locator(".turn").count() == 0 and page.evaluate(FOCUS)["what"] == "question"
     assert page.locator("#same").is_hidden() and page.locator("input[value=search]").is_checked()
+    reach(page, "#again")
+    page.keyboard.press("Enter")
+    assert page.locator(".turn article .stack").count() == 4, "the conversation before can be brought back"
+    assert page.locator("#same input").is_checked() and page.locator("#again").is_hidden()
+    page.locator("#anew").click()
 
 
 def use(browser, name, width, height, scheme):
@@ -279,6 +286,8 @@ with sync_playwright() as playwright:
     use(browser, "phone-dark", 390, 844, "dark")
     use(browser, "phone-light", 360, 740, "light")
     use(browser, "wide-dark", 1280, 900, "dark")
+    read_answers(browser)
+    keep_list(browser)
     keep_policy(browser)
     meet_faults(browser)
     browser.close()

@@ -66,6 +66,48 @@ def answer_without_text(page, answer):
     page.locator("#question").fill("")
 
 
+def begin_late(page):
+    """A server that does not answer at first is asked again: by a question, and when the connection is back."""
+    problem = lambda: page.locator("#problem").inner_text()
+    for again in (lambda: page.locator("#question").press("Enter"), lambda: page.evaluate("dispatchEvent(new Event('online'))")):
+        for fault, said in (
+            (lambda route: route.abort(), "The server cannot be reached."),
+            (lambda route: route.fulfill(status=502, json={"error": "Bad gateway"}), "The server, or a proxy before it, answered 502."),
+            (lambda route: route.fulfill(body="<p>Log in"), "The server, or a proxy before it, did not answer with JSON."),
+        ):
+            page.route("**/v1/methods", fault)
+            page.goto(URL)
+            page.wait_for_function("said => document.getElementById('problem').textContent === said", arg=said)
+            page.unroute("**/v1/methods")
+        page.locator("#question").fill("Is it there?")
+        stand_in(page)
+        again()
+        page.wait_for_selector("#methods input")
+        page.wait_for_selector("#documents li", state="attached")
+        assert problem() == "", problem()
+    assert page.locator(".turn").count() == 1 and page.locator("#question").input_value() == "Is it there?"
+    page.locator("#question").fill("")
+    page.locator("#anew").click()
+
+
+def refuse_files(page):
+    """What meets one document and would meet the others as well is told once. What was cancelled is named."""
+    names, sent = ["a.txt", "b.txt", "c.txt"], []
+    files = [{"name": name, "mimeType": "text/plain", "buffer": name.encode()} for name in names]
+    refused = {"status": 429, "json": {"error": {"message": "too many requests wait", "code": "queue_full"}}}
+    for do, first in ((lambda route: route.fulfill(**refused), "a.txt: too many requests wait"), (lambda route: None, "a.txt")):
+        sent.clear()
+        page.route("**/v1/documents", lambda route: (sent.append(route), do(route)) if route.request.method == "POST" else route.continue_())
+        page.locator("#files").set_input_files(files)
+        page.wait_for_function("() => document.querySelector('#unread li') || !document.getElementById('cancel').hidden")
+        if first == "a.txt":
+            page.locator("#cancel").click()
+        page.wait_for_selector("#unread li")
+        lines = page.locator("#unread li").all_inner_texts()
+        assert lines == [first, "b.txt", "c.txt"] and len(sent) == 1, (lines, len(sent))
+        page.unroute("**/v1/documents")
+
+
 def compose(page, answer):
     """Keys of an input method neither ask nor stop."""
     press = "([target, how]) => document.querySelector(target).dispatchEvent(new KeyboardEvent('keydown', { bubbles: true, cancelable: true, ...how }))"
@@ -115,6 +157,8 @@ def meet_faults(browser):
     start(page)
     assert page.locator("#go").is_enabled()
     lose_connection(page)
+    refuse_files(page)
+    begin_late(page)
     answer = stand_in(page)
     answer_without_text(page, answer)
     compose(page, answer)

@@ -88,7 +88,10 @@ export class Answer {
       }
       if (!this.said && !this.end) this.finish("The model ended its answer at once, without text.");
     } catch (error) {
-      if (same && error.code === "not_found") error.message = "A document of the earlier turns was removed: choose others under “From”.";
+      if (error.code === "not_found") {
+        const [which, then] = same ? ["of the earlier turns ", "choose others under “From”"] : ["", "look at “From”, and ask again"];
+        error.message = `A document ${which}was removed: ${then}.`;
+      }
       this.finish(error.name === "AbortError" ? "Stopped." : `No ${this.said ? "more of the " : ""}answer: ${error.message}`);
       throw error;
     } finally {

@@ -31,9 +31,12 @@ export const choose = (from) => {
 /// What the page calls the fields of a request that the server's errors name.
 const WORDS = [["a lower max_tokens", "a lower “At most”"], ["bound the cache with refrain.evict", "choose a “Cache” that holds less"]];
 
-/// The error of a response or of an event.
-export const fault = ({ message, code }) =>
-  Object.assign(new Error(WORDS.reduce((text, [theirs, ours]) => text.replace(theirs, ours), message)), { code });
+/// The error of a response or of an event. That of a proxy has another shape, or none.
+export function fault(error, status) {
+  const unsaid = { message: `The server, or a proxy before it, answered ${status ?? "with an error"}.` };
+  const { message, code } = typeof error?.message === "string" ? error : unsaid;
+  return Object.assign(new Error(WORDS.reduce((text, [theirs, ours]) => text.replace(theirs, ours), message)), { code, status });
+}
 
 /// An error with the page's own words for what the browser says of a lost connection.
 const lost = (message) => (error) => { throw error.name === "AbortError" ? error : Object.assign(new Error(message), { lost: true }); };
@@ -46,7 +49,8 @@ export async function request(path, { inBackground, ...options } = {}) {
       $("access").open = true;
       $("key").focus();
     }
-    return new Error(key ? "The server does not know this API key: enter another one above." : "Enter your API key above.");
+    const message = key ? "The server does not know this API key: enter another one above." : "Enter your API key above.";
+    return fault({ message }, 401);
   };
   // Keys are ASCII, and a header takes no character outside Latin-1.
   if (/[^\x20-\x7e]/.test(key)) throw refused();
@@ -55,8 +59,12 @@ export async function request(path, { inBackground, ...options } = {}) {
   if (response.ok) return response;
   const body = await response.json().catch(() => null);
   if (response.status === 401) throw refused();
-  throw fault(body?.error ?? { message: `${response.status} ${response.statusText}` });
+  throw fault(body?.error, response.status);
 }
+
+/// What the server answers to a request. The options are those of `request`.
+export const read = async (path, options) =>
+  (await request(path, options)).json().catch(lost("The server, or a proxy before it, did not answer with JSON."));
 
 /// The data of server-sent events.
 export async function* events(response) {

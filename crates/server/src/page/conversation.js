@@ -5,6 +5,8 @@ import { Answer, compare, summary } from "./answer.js";
 
 /// A turn has its question and its answers. Its place is where it stands in this list.
 export const turns = [];
+/// The turns of the conversation before this one.
+let left = [];
 /// What stops the answers under way; none while there are none.
 let stop = null;
 
@@ -41,7 +43,7 @@ function body(method, question, { from, documents, evict, tokens }, before, same
 let follows = true;
 let [growing, scrolled] = [null, 0];
 /// How far the end of a node lies below what the question leaves free.
-const hidden = (node) => node.getBoundingClientRect().bottom + 8 - $("ask").getBoundingClientRect().top;
+const hidden = (node) => node.getBoundingClientRect().bottom + 8 - Math.min($("ask").getBoundingClientRect().top, innerHeight);
 function follow(node) {
   growing = node;
   const by = hidden(node);
@@ -87,7 +89,7 @@ async function ask(question, settings) {
       follow(answer.node);
     } catch (error) {
       if (signal.aborted) break;
-      failed.push([answer.method, error.message]);
+      failed.push({ method: answer.method, message: error.message, code: error.code });
       // The others would not reach the server either.
       if (error.lost) break;
     }
@@ -102,10 +104,10 @@ const enable = (running) => {
   offerButtons();
 };
 
-/// Takes the question from the form, and gives it back if nobody answers it.
+/// Takes the question from the form, and gives it back if nobody answers it. Gives the errors of those that failed.
 export async function submit(settings) {
   const question = $("question").value.trim();
-  if (stop || !question) return;
+  if (stop || !question) return [];
   tell();
   $("question").value = "";
   // The button that was pressed cannot keep the focus while it is off.
@@ -114,17 +116,18 @@ export async function submit(settings) {
   const { turn, failed, stopped } = await ask(question, settings);
   enable(false);
   // The conversation was begun anew meanwhile.
-  if (!turns.includes(turn)) return;
+  if (!turns.includes(turn)) return failed;
   $("doing").textContent = stopped ? "Stopped." : "";
   $("told").textContent = turn.answers.filter((answer) => answer.stats).map(summary).join(" ");
   // What failed for the same reason is told once.
-  const reasons = new Set(failed.map(([, reason]) => reason));
-  tell([...(reasons.size > 1 ? failed.map((one) => one.join(": ")) : reasons)].join(" "));
+  const reasons = new Set(failed.map(({ message }) => message));
+  tell([...(reasons.size > 1 ? failed.map(({ method, message }) => `${method}: ${message}`) : reasons)].join(" "));
   if (!turn.answers.some((answer) => answer.said)) {
     $("question").value ||= question;
     if (!turn.answers.some((answer) => answer.result)) drop(turn);
   }
   keepDocuments();
+  return failed;
 }
 
 /// Takes a turn away.
@@ -134,7 +137,10 @@ function drop(turn) {
   offerButtons();
 }
 
-function offerButtons() { [$("anew").disabled, $("back").disabled] = [turns.length === 0, turns.length === 0 || isAnswering()]; }
+function offerButtons() {
+  [$("anew").disabled, $("back").disabled] = [turns.length === 0, turns.length === 0 || isAnswering()];
+  $("again").hidden = turns.length > 0 || left.length === 0;
+}
 
 let chosenBefore = "search";
 /// Offers the documents of the last turn if it had any, and chooses them when they are offered first.
@@ -151,7 +157,7 @@ function keepDocuments() {
 
 /// Leaves a document out that was removed.
 export function forget(id) {
-  for (const { answers } of turns) for (const answer of answers) answer.forget(id);
+  for (const { answers } of [...turns, ...left]) for (const answer of answers) answer.forget(id);
   keepDocuments();
 }
 
@@ -175,10 +181,10 @@ function takeBack() {
   $("question").focus();
 }
 
-/// Begins a new conversation.
+/// Begins a new conversation. The one before can be brought back.
 function anew() {
   stop?.abort();
-  turns.length = 0;
+  left = turns.splice(0);
   $("turns").replaceChildren();
   $("doing").textContent = "A new conversation.";
   tell();
@@ -187,13 +193,29 @@ function anew() {
   $("question").focus();
 }
 
+/// Goes on with the conversation before.
+function bringBack() {
+  left.splice(0).forEach(place);
+  $("doing").textContent = "The conversation is back.";
+  tell();
+  keepDocuments();
+  $("question").focus();
+}
+
 $("anew").onclick = anew;
+$("again").onclick = bringBack;
 $("back").onclick = takeBack;
 $("stop").onclick = () => { stop?.abort(); $("question").focus(); };
 /// Whether a key is an input method's. Safari ends a composition before the key that confirms it, whose code is 229.
 const composes = (event) => event.isComposing || event.keyCode === 229;
-window.addEventListener("keydown", (event) => { if (event.key === "Escape" && !composes(event)) stop?.abort(); });
-$("question").onkeydown = (event) => {
+window.addEventListener("keydown", (event) => {
+  // Escape in a filter with text empties the filter.
+  const empties = event.target === $("filter") && $("filter").value;
+  if (event.key === "Escape" && !composes(event) && !empties) stop?.abort();
+});
+// A keyboard on the screen has no Shift+Enter.
+if (matchMedia("(pointer: coarse)").matches) $("keys").remove();
+else $("question").onkeydown = (event) => {
   if (event.key === "Enter" && !event.shiftKey && !composes(event)) {
     event.preventDefault();
     $("ask").requestSubmit();

@@ -1,39 +1,63 @@
 // The documents that the server keeps, as a list from which they are ticked, pinned and removed.
 
-import { $, choose, complain, count, make, request } from "./common.js";
+import { $, choose, complain, count, make, read, request } from "./common.js";
 import { forget } from "./conversation.js";
 
 /// Documents of a page of the server's list, which is in the order of their ids.
 const PAGE = 1000;
 /// Documents that are looked over without a filter.
 const FEW = 6;
-/// The rows of the documents that are known, by id.
+/// The rows of the documents that are known, by id, in the order of the list.
 const rows = new Map();
 /// Pages that are listed, and whether there are more.
 let [pages, hasMore] = [1, false];
+/// Times that the rows have changed.
+let changes = 0;
 
 /// Lists the stored documents. The options are those of `request`.
 export async function showDocuments(options) {
-  const found = new Map();
+  const [found, before] = [new Map(), changes];
   let [after, more] = ["", true];
   for (let page = 0; page < pages && more; page++) {
-    const list = await (await request(`v1/documents?limit=${PAGE}${after && `&after=${after}`}`, options)).json();
+    const list = await read(`v1/documents?limit=${PAGE}${after && `&after=${after}`}`, options);
     for (const kept of list.data) found.set(kept.id, kept);
     [after, more] = [list.last_id ?? after, list.has_more];
   }
+  // A list that was made before a change does not have it.
+  if (changes !== before) return showDocuments(options);
   hasMore = more;
   // What was added here may lie behind the last page.
-  for (const id of rows.keys()) if (!found.has(id) && !(more && id > after)) rows.delete(id);
+  for (const id of [...rows.keys()]) if (!found.has(id) && !(more && id > after)) lose(id);
   enter(found.values());
 }
 
 /// Enters documents into the list, or what is new of them.
 export function enter(documents) {
+  changes++;
   for (const kept of documents) {
     const row = rows.get(kept.id) ?? rows.set(kept.id, new Row()).get(kept.id);
     row.show(kept);
   }
   draw();
+}
+
+/// Forgets a document that was removed. The list is drawn by the caller.
+function lose(id) {
+  const wasTicked = rows.get(id)?.tick.checked;
+  changes++;
+  rows.delete(id);
+  forget(id);
+  if (wasTicked) leaveTicks();
+}
+
+/// Empties the list: another key has other documents.
+export function clear() {
+  changes++;
+  rows.clear();
+  [pages, hasMore] = [1, false];
+  draw();
+  none.remove();
+  $("counted").textContent = "";
 }
 
 class Row {
@@ -56,20 +80,19 @@ class Row {
 
   async turnPin() {
     const options = { method: "POST", body: JSON.stringify({ pinned: !this.kept.pinned }) };
-    await attempt(async () => this.show(await (await request(`v1/documents/${this.kept.id}/pin`, options)).json()));
+    await attempt(async () => enter([await read(`v1/documents/${this.kept.id}/pin`, options)]));
   }
 
   async remove() {
     const { id, title } = this.kept;
     if (!confirm(`Remove “${title}” for good?`)) return;
     await attempt(async () => {
-      await request(`v1/documents/${id}`, { method: "DELETE" });
+      // Another window may have removed it.
+      await request(`v1/documents/${id}`, { method: "DELETE" }).catch((error) => { if (error.code !== "not_found") throw error; });
       const [shown, held] = [inView(), this.node.contains(document.activeElement)];
       const next = shown[shown.indexOf(this) + 1] ?? shown[shown.indexOf(this) - 1];
-      rows.delete(id);
-      forget(id);
+      lose(id);
       draw();
-      ticked();
       if (held) (next?.gone ?? $("title")).focus();
       $("adding").textContent = `“${title}” was removed.`;
     });
@@ -84,27 +107,48 @@ async function attempt(change) {
 const names = new Intl.Collator(undefined, { numeric: true });
 /// The newest first.
 const order = (a, b) => b.created - a.created || names.compare(a.title, b.title);
-const sorted = () => [...rows.values()].sort((a, b) => order(a.kept, b.kept));
-const inView = () => sorted().filter((row) => !row.node.hidden);
+const inView = () => [...rows.values()].filter((row) => !row.node.hidden);
+/// Stands in the list where no row is in view.
+const none = make("li");
 
-/// Shows the rows whose titles the filter finds. The focus stays, and so does the place in the list.
+/// Puts the rows in order, where they are not. The focus stays, and so does the place in the list.
 function draw() {
-  const [list, wanted, held, top] = [$("documents"), $("filter").value.trim().toLowerCase(), document.activeElement, $("documents").scrollTop];
-  for (const { kept, node } of rows.values()) node.hidden = !kept.title.toLowerCase().includes(wanted);
-  list.replaceChildren(...sorted().map((row) => row.node));
-  if (inView().length === 0) list.append(make("li", { textContent: rows.size ? "No title has that." : "None yet: add a text or files below." }));
-  list.scrollTop = top;
-  if (list.contains(held) && held !== document.activeElement) held.focus({ preventScroll: true });
-  $("find").hidden = rows.size <= FEW && !wanted;
+  const [list, held, top] = [$("documents"), document.activeElement, $("documents").scrollTop];
+  const sorted = [...rows].sort(([, a], [, b]) => order(a.kept, b.kept));
+  rows.clear();
+  for (const [id, row] of sorted) rows.set(id, row);
+  none.remove();
+  if (list.children.length !== rows.size || sorted.some(([, { node }], i) => node !== list.children[i])) {
+    list.replaceChildren(...sorted.map(([, { node }]) => node));
+    list.scrollTop = top;
+    if (list.contains(held) && held !== document.activeElement) held.focus({ preventScroll: true });
+  }
   $("more").hidden = !hasMore;
+  filter();
+}
+
+/// Shows the rows whose titles the filter finds.
+function filter() {
+  const wanted = $("filter").value.trim().toLowerCase();
+  for (const { kept, node } of rows.values()) node.hidden = !kept.title.toLowerCase().includes(wanted);
+  none.textContent = rows.size === 0 ? "None yet: add a text or files below."
+    : hasMore ? "None of the titles listed so far has that: list more." : "No title has that.";
+  if (inView().length === 0) $("documents").append(none);
+  else none.remove();
+  $("find").hidden = rows.size <= FEW && !wanted;
   tell();
 }
 
 /// Ids of the documents that are ticked, whether the filter finds them or not.
-export const chosen = () => sorted().filter((row) => row.tick.checked).map((row) => row.kept.id);
+export const chosen = () => [...rows.values()].filter((row) => row.tick.checked).map((row) => row.kept.id);
 
-/// Ticks documents by id.
-export function tick(ids) {
+/// Ticks documents by id, also those behind the pages that are listed. Removed ones are left out. The options are those of `request`.
+export async function tick(ids, options) {
+  const behind = [];
+  for (const id of hasMore ? ids.filter((id) => !rows.has(id)) : []) {
+    try { behind.push(await read(`v1/documents/${id}`, options)); } catch (error) { if (error.code !== "not_found") throw error; }
+  }
+  enter(behind);
   for (const id of ids) if (rows.has(id)) rows.get(id).tick.checked = true;
   tell();
 }
@@ -121,12 +165,17 @@ function tell() {
 let beforeTicks = "search";
 /// Answers come from the documents ticked as long as there are any.
 function ticked() {
-  const [any, from] = [chosen().length > 0, $("settings").elements.from.value];
-  if (any && from !== "chosen") {
+  const from = $("settings").elements.from.value;
+  if (chosen().length > 0 && from !== "chosen") {
     beforeTicks = from;
     choose("chosen");
   }
-  if (!any && from === "chosen") choose(beforeTicks);
+  leaveTicks();
+}
+
+/// Where nothing is ticked any more, answers come from what they came from before.
+function leaveTicks() {
+  if (chosen().length === 0 && $("settings").elements.from.value === "chosen") choose(beforeTicks);
   tell();
 }
 
@@ -135,11 +184,9 @@ $("all").onchange = () => {
   for (const row of inView()) row.tick.checked = $("all").checked;
   ticked();
 };
-$("filter").oninput = draw;
+$("filter").oninput = filter;
 $("more").onclick = () => attempt(async () => {
   pages++;
   await showDocuments();
   if (!hasMore) $("filter").focus();
 });
-// Another tab, or another program, may have added some meanwhile.
-document.addEventListener("visibilitychange", () => { if (!document.hidden) showDocuments({ inBackground: true }).catch(() => {}); });

@@ -13,6 +13,8 @@ let stop = null;
 let most = Infinity;
 
 const isAdding = () => stop !== null;
+/// Whether an error would meet the documents that wait as well: connection, key, queue, server or room.
+const meetsAll = ({ lost, status, code }) => lost || [401, 429, 503, 507].includes(status) || code === "document_quota_exceeded";
 /// Whether something is lost when the page is left.
 export const wouldLose = () => isAdding() || drafts.length > 0;
 export const limit = (bytes) => { most = bytes ?? Infinity; };
@@ -49,9 +51,9 @@ async function work() {
     try {
       documents += await add(await item.body(), signal);
     } catch (error) {
-      // The others would not reach the server either.
-      const others = signal.aborted || error.lost ? waiting.splice(0) : [];
-      if (!signal.aborted) unread.push(error.message.startsWith(`${name}: `) ? error.message : `${name}: ${error.message}`, ...others.map((other) => other.name));
+      const others = signal.aborted || meetsAll(error) ? waiting.splice(0) : [];
+      const reason = error.message.startsWith(`${name}: `) ? error.message : `${name}: ${error.message}`;
+      unread.push(signal.aborted ? name : reason, ...others.map((other) => other.name));
       giveBack(...[item, ...others].flatMap(({ draft }) => draft ?? []));
     }
   }

@@ -9,21 +9,31 @@ const RULE = /^ {0,3}\|?(?: *:?-+:? *\|)+(?: *:?-+:?)? *$/;
 /// Lists inside each other, at most: what lies deeper stays text.
 const MOST_DEPTH = 8;
 
-/// Code, emphasis by stars or underscores, and links.
-const INLINE = /(`{1,2})(?!`)(.+?)(?<!`)\1(?!`)|(\*{1,3})(?![\s*])([^*\n]+?)(?<!\s)\3(?!\*)|(?<!\w)(_{1,3})(?![\s_])([^_\n]+?)(?<!\s)\5(?!\w)|\[([^[\]\n]+)\]\((https?:\/\/[^\s()<>]+)\)/g;
+/// Escaped marks, code, emphasis by stars or underscores, and links. Brackets keep their backslash: with it they enclose formulas. Emphasis of
+/// one strength may hold the other.
+const INLINE = new RegExp([
+  /\\(?<mark>[`*_#+|~<>-])/,
+  /(?<ticks>`{1,2})(?!`)(?<code>.+?)(?<!`)\k<ticks>(?!`)/,
+  /\*{3}(?![\s*])(?<both>[^*\n]+?)(?<!\s)\*{3}(?!\*)/,
+  /\*{2}(?![\s*])(?<strong>(?:\\.|[^*\n\\]|\*(?![\s*])[^*\n]+\*)+?)(?<!\s)\*{2}(?!\*)/,
+  /\*(?![\s*])(?<em>(?:\\.|[^*\n\\]|\*{2}(?![\s*])[^*\n]+\*{2})+?)(?<!\s)\*(?!\*)/,
+  /(?<!\w)(?<lines>_{1,3})(?![\s_])(?<underlined>[^_\n]+?)(?<!\s)\k<lines>(?!\w)/,
+  /\[(?<label>[^[\]\n]+)\]\((?<href>https?:\/\/(?:[^\s()<>]|\([^\s()<>]*\))+)\)/,
+].map(({ source }) => source).join("|"), "g");
 
-const emphasised = (marks, text) =>
-  marks.length === 1 ? make("em", {}, ...inline(text)) : make("strong", {}, ...(marks.length === 3 ? [emphasised("*", text)] : inline(text)));
+const emphasised = (strength, text) =>
+  strength === 1 ? make("em", {}, ...inline(text)) : make("strong", {}, ...(strength === 3 ? [emphasised(1, text)] : inline(text)));
 
 function inline(text) {
   const nodes = [];
   let end = 0;
-  for (const { 0: whole, 1: tick, 2: code, 3: stars, 4: starred, 5: lines, 6: underlined, 7: label, 8: href, index } of text.matchAll(INLINE)) {
+  for (const { 0: whole, index, groups: { mark, code, both, strong, em, lines, underlined, label, href } } of text.matchAll(INLINE)) {
     nodes.push(text.slice(end, index));
     end = index + whole.length;
-    if (tick) nodes.push(make("code", { textContent: code }));
+    if (mark) nodes.push(mark);
+    else if (code) nodes.push(make("code", { textContent: code }));
     else if (href) nodes.push(make("a", { href, title: href, target: "_blank", rel: "noopener noreferrer" }, ...inline(label)));
-    else nodes.push(emphasised(stars ?? lines, starred ?? underlined));
+    else nodes.push(emphasised(lines?.length ?? (both ? 3 : strong ? 2 : 1), underlined ?? both ?? strong ?? em));
   }
   return [...nodes, text.slice(end)].filter((node) => node !== "");
 }
@@ -75,8 +85,12 @@ function list(lines, depth) {
   return number ? make("ol", { dir: "auto", start: number }, ...nodes) : make("ul", { dir: "auto" }, ...nodes);
 }
 
+/// The cells of a table's line. Bars are part of a cell where they are escaped, or within code.
+const cells = (line) => line.trim().replace(/^\||(?<!\\)\|$/g, "")
+  .replace(/\\.|`[^`]+`|\|/g, (part) => part === "|" ? "\n" : part).split("\n")
+  .map((cell) => inline(cell.trim().replaceAll("\\|", "|")));
+
 function table([head, , ...rows]) {
-  const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => inline(cell.trim()));
   const row = (line, tag, more) => make("tr", {}, ...cells(line).map((cell) => make(tag, more, ...cell)));
   const inner = make("table", { dir: "auto" }, make("thead", {}, row(head, "th", { scope: "col" })), make("tbody", {}, ...rows.map((line) => row(line, "td"))));
   return scrolls(make("div", {}, inner), "Table");
@@ -85,7 +99,7 @@ function table([head, , ...rows]) {
 /// What is too wide scrolls by itself, by keyboard as well.
 function scrolls(node, name) {
   [node.className, node.tabIndex, node.ariaLabel] = ["wide", 0, name];
-  node.setAttribute("role", "region");
+  node.setAttribute("role", "group");
   return node;
 }
 
@@ -103,12 +117,22 @@ function block(source, depth) {
   return make("p", { dir: "auto" }, ...inline(source));
 }
 
-/// Shows a text in a place. Blocks that are there already stay, and with them what is selected or has the focus.
+/// Gives a node other children. What is alike in both stays, and with it what is selected, has the focus or is scrolled.
+function become(node, children) {
+  children.forEach((child, i) => {
+    const there = node.childNodes[i];
+    if (there === child) return;
+    if (!there) node.append(child);
+    else if (there.data && child.data?.startsWith(there.data)) there.appendData(child.data.slice(there.length));
+    else if (there.localName && there.cloneNode(false).isEqualNode(child.cloneNode(false))) become(there, [...child.childNodes]);
+    else there.replaceWith(child);
+  });
+  while (node.childNodes.length > children.length) node.lastChild.remove();
+}
+
+/// Shows a text in a place. Blocks of the same source are not made again.
 export function render(place, text) {
   const sources = blocks(text);
-  const there = [...place.children];
-  const changed = there.findIndex((node, i) => node.source !== sources[i]);
-  const kept = changed < 0 ? there.length : changed;
-  there.slice(kept).forEach((node) => node.remove());
-  place.append(...sources.slice(kept).map((source) => Object.assign(block(source, 0), { source })));
+  become(place, sources.map((source, i) => source === place.children[i]?.source ? place.children[i] : block(source, 0)));
+  sources.forEach((source, i) => { place.children[i].source = source; });
 }

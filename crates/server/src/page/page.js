@@ -1,8 +1,8 @@
 // The playground: documents, and a conversation in which methods answer side by side. It speaks to the same routes as any client.
 
-import { $, choose, make, request, tell } from "./common.js";
+import { $, choose, make, read, tell } from "./common.js";
 import { isAnswering, restore, submit, turns } from "./conversation.js";
-import { chosen, showDocuments, tick } from "./documents.js";
+import { chosen, clear, showDocuments, tick } from "./documents.js";
 import { limit, wouldLose } from "./files.js";
 
 /// What the tab had before the page was loaded anew: its session keeps it, and no one else.
@@ -13,16 +13,23 @@ const DRAFTS = ["question", "title", "text"];
 const CHOICES = ["evict", "capacity", "tokens"];
 
 const recall = () => {
-  try { return JSON.parse(sessionStorage.getItem(KEPT)) ?? {}; } catch { return {}; }
+  try { return JSON.parse(sessionStorage.getItem(KEPT)); } catch { return null; }
 };
-const kept = recall();
+const kept = { made: {}, ...recall() };
 
 const values = (ids) => Object.fromEntries(ids.map((id) => [id, $(id).value]));
 const put = (values = {}) => { for (const [id, value] of Object.entries(values)) $(id).value = value; };
 const ticks = () => [...$("methods").querySelectorAll("input:checked")].map((tick) => tick.value);
 
-/// What the next answers are made with, as it is kept.
-const made = () => $("evict").length ? { fields: values(CHOICES), from: $("settings").elements.from.value, methods: ticks(), documents: chosen() } : kept.made;
+/// Whether there are methods to choose from, and whether the documents are listed.
+const hasMethods = () => $("methods").querySelector("input") !== null;
+let isListed = false;
+/// What the next answers are made with, as it is kept; as it was kept where the server has not yet said what there is.
+const made = () => ({
+  ...kept.made,
+  ...(hasMethods() && { fields: values(CHOICES), methods: ticks() }),
+  ...(isListed && { from: $("settings").elements.from.value, documents: chosen() }),
+});
 
 /// Keeps what is there. Where it is more than the session holds, explanations go first, and the turns next.
 function keep() {
@@ -56,11 +63,15 @@ function settings() {
 
 $("ask").onsubmit = async (event) => {
   event.preventDefault();
+  if (!hasMethods()) await begin();
+  if (!hasMethods()) return;
   // What is wrong can be shown only where it is not folded away.
   if (!$("settings").checkValidity()) $("next").open = true;
   const chosen = $("settings").reportValidity() && settings();
   if (!chosen) return;
-  await submit(chosen);
+  const failed = await submit(chosen);
+  // Another window may have removed a document.
+  if (failed.some(({ code }) => code === "not_found")) await look();
   keep();
 };
 $("settings").onsubmit = (event) => {
@@ -78,13 +89,14 @@ function describe() {
 }
 $("settings").onchange = describe;
 
-async function start() {
-  const { methods, policies, default_method: method, default_evict: text } = await (await request("v1/methods")).json();
-  const { data: [model] } = await (await request("v1/models")).json();
+/// Asks the server what there is to choose from, and offers it.
+async function offer(options) {
+  const { methods, policies, default_method: method, default_evict: text } = await read("v1/methods", options);
+  const { data: [model] } = await read("v1/models", options);
   const base = method.split(":")[0];
   const box = ({ name, description }) => {
     const value = name === base ? method : name;
-    const checked = kept.made ? kept.made.methods.includes(value) : ["vanilla", base].includes(name);
+    const checked = kept.made.methods?.includes(value) ?? ["vanilla", base].includes(name);
     return make("label", { title: description }, make("input", { type: "checkbox", value, checked }), ` ${name}`);
   };
   $("methods").append(...methods.map(box));
@@ -95,22 +107,43 @@ async function start() {
   own = { text, name, capacity: Number(text.match(/[:,]capacity=(\d+)/)?.[1] ?? unsaid) };
   // The prompt needs most of a short context.
   const fields = { evict: name, capacity: own.capacity, tokens: Math.min(512, model.max_model_len >> 2) };
-  put({ ...fields, ...kept.made?.fields });
+  put({ ...fields, ...kept.made.fields });
   // Another server may have other policies.
   if (!$("evict").value) put(fields);
   limit(model.refrain.max_body_bytes);
   $("model").textContent = `${model.id}, context of ${model.max_model_len} tokens; ${model.refrain.method} (${model.refrain.method_reason})`;
-  await showDocuments();
-  tick(kept.made?.documents ?? []);
-  choose(kept.made?.from ?? $("settings").elements.from.value);
 }
 
-const begin = () => { tell(); start().catch(tell); };
+async function start(options) {
+  if (!hasMethods()) await offer(options);
+  await showDocuments(options);
+  await tick(kept.made.documents ?? [], options);
+  choose(kept.made.from ?? $("settings").elements.from.value);
+  isListed = true;
+}
+
+/// What takes back the requests of the start under way: one begun later has another key.
+let starting = new AbortController();
+/// Begins, also again where the server did not answer. The options are those of `request`.
+async function begin(options) {
+  starting.abort();
+  starting = new AbortController();
+  const { signal } = starting;
+  tell();
+  await start({ ...options, signal }).catch((error) => { if (!signal.aborted) tell(error); });
+}
+
+/// Lists the documents anew, without being asked to: another window, or another program, may have changed them.
+const look = () => isListed ? showDocuments({ inBackground: true }).catch(() => {}) : begin({ inBackground: true });
+document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
+window.addEventListener("online", look);
 $("access-form").onsubmit = (event) => event.preventDefault();
 $("key").onchange = () => {
   kept.made = made();
+  isListed = false;
   $("methods").querySelectorAll("label").forEach((label) => label.remove());
   $("evict").replaceChildren();
+  clear();
   begin();
 };
 
