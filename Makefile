@@ -105,7 +105,7 @@ test-python: setup ## Test the Python module (needs pytest and mypy: tools/requi
 	fi
 
 wheel: setup ## Build the Python wheel, in target/wheels, and test it in an environment of its own (fetches maturin, pytest, mypy)
-	@mkdir -p target && { [ -x target/maturin/bin/maturin ] || python3 -m venv target/maturin; }
+	@mkdir -p target && { [ -x target/maturin/bin/maturin ] || python3 -m venv target/maturin; } || { echo 'wheel: python3-venv is needed (Debian: apt-get install python3-venv)' >&2; exit 1; }
 	@target/maturin/bin/pip install --quiet --disable-pip-version-check 'maturin>=1.9,<2'
 	@rm -rf target/wheels target/wheel-test
 	packaging/notices --package refrain-python --features refrain-python/remote > crates/python/NOTICE-THIRD-PARTY.txt

@@ -149,7 +149,7 @@ class Compose(unittest.TestCase):
 
     def test_files_that_are_mounted_are_there(self):
         mounted = re.findall(r"^ +- (\.{1,2}/[^:]+):", self.yaml, re.MULTILINE)
-        self.assertEqual(len(mounted), 5)
+        self.assertEqual(len(mounted), 6)
         for name in mounted:
             self.assertTrue((PACKAGING / name).is_file(), name)
 
@@ -157,6 +157,8 @@ class Compose(unittest.TestCase):
         self.assertIn("REFRAIN_OTLP_TRACES_ENDPOINT: http://otel-collector:4318", block(self.yaml, "refrain"))
         self.assertIn("endpoint: 0.0.0.0:4318", text("packaging/otel-collector.yaml"))
         self.assertIn("url: http://prometheus:9090", text("packaging/grafana/datasource.yaml"))
+        for rules in re.findall(r"rule_files: \[(\S+)\]", text("packaging/prometheus.yml")):
+            self.assertIn(f"/{rules}:/etc/prometheus/{rules}:ro", block(self.yaml, "prometheus"))
         interval = re.search(r"scrape_interval: (\S+)", text("packaging/prometheus.yml"))[1]
         self.assertIn(f"timeInterval: {interval}", text("packaging/grafana/datasource.yaml"))
         folder = re.search(r"path: (\S+)", text("packaging/grafana/dashboards.yaml"))[1]

@@ -189,7 +189,7 @@ class Engine:
     """A model with its chunk store. It may be shared between threads, but not with a process that is forked from this one.
 
     model: a known name, a GGUF file, a folder of Hugging Face, or `hf:ORG/NAME[:FILE]`.
-    store: folder of stored chunks; else the program's own.
+    store: folder of stored chunks; else `REFRAIN_STORE`, or the program's own.
     method: method of questions that name none; `auto` is the one that is safe for the model.
     prefix: `none`, `bos`, `system`, `averaged` or `text:FILE`; else the one that is safe for the model.
     system: system message of the prompts to come.
@@ -197,6 +197,7 @@ class Engine:
     threads: 0 for one a core.
     memory, disk: most bytes of chunks in memory (1 GiB) and in the folder (no bound).
     chunk_tokens: most tokens of a chunk (512).
+    store_dtype: type of stored keys and values: `exact` (as computed), `q8` (8 bits an element) or `q4` (4 bits, KIVI).
     models: folder of models that are known by name; else `REFRAIN_MODELS`, or `~/.cache/refrain/models`.
     prefix_cache: most bytes of keys and values of prompts and answers that are kept for prompts that begin alike, as turns of a conversation do; 0 keeps none.
     remote: object store by which machines share chunks and documents: `s3://BUCKET/PREFIX`, `gs://…`, `az://…` or `file:///FOLDER`; its
@@ -224,6 +225,7 @@ class Engine:
         prefix_cache: int = 0,
         remote: str | None = None,
         keep_packed: bool = True,
+        store_dtype: str = "exact",
     ) -> Engine: ...
     def close(self) -> None:
         """Closes the engine: model, store and kept documents are free once the work that is under way has ended."""

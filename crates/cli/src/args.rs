@@ -49,6 +49,9 @@ use refrain::quantities::{Quota, parse_duration, parse_size, parse_tokens};
 /// Every option with a value, of whatever command, has an environment variable of this prefix.
 const ENVIRONMENT: &str = "REFRAIN_";
 
+/// Most tokens whose share of a layer is computed in one step.
+pub(crate) const UBATCH_SIZE: u32 = 2048;
+
 /// Most tokens that `generate` writes.
 pub(crate) const LONG_ANSWER: &str = "4096";
 
@@ -185,7 +188,7 @@ pub(crate) struct Global {
     #[arg(long, global = true, value_name = "PREFIX", default_value = AUTO, hide_short_help = true)]
     pub(crate) prefix: PrefixArg,
     /// Most tokens whose share of a layer is computed in one step: in the server, others get their turn between steps
-    #[arg(long, global = true, value_name = "N", default_value_t = 2048, hide_short_help = true,
+    #[arg(long, global = true, value_name = "N", default_value_t = UBATCH_SIZE, hide_short_help = true,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) ubatch_size: u32,
     /// Secret that determines the namespace: chunks of one namespace are invisible to the others. Give it by

@@ -32,7 +32,7 @@ use refrain::folders::tilde;
 /// `refrain ask`
 pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
     let question = asked_text(&args.question, "question")?;
-    let sampling = args.sampling.sampling();
+    let sampling = args.sampling.sampling(context.console)?;
     check_sampling(&sampling)?;
     let structured = args.structured.output()?;
     let (answering, compared, policy) = selected(context, args)?;

@@ -44,7 +44,7 @@ const PREFIX_CACHE: usize = 1 << 30;
 
 /// `refrain chat`
 pub(crate) fn run(context: &Context, args: &args::Chat) -> Result<()> {
-    let sampling = args.sampling.sampling();
+    let sampling = args.sampling.sampling(context.console)?;
     check_sampling(&sampling)?;
     let (method, policy) = (methods::asked(context, &args.method)?, methods::policy(&args.evict)?);
     let documents = read_documents(context.console, &args.prompt.docs)?.documents;

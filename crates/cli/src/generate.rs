@@ -22,7 +22,7 @@ use crate::table::columns;
 /// `refrain generate`
 pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
     let text = asked_text(&args.prompt, "prompt")?;
-    let mut sampling = args.sampling.sampling();
+    let mut sampling = args.sampling.sampling(context.console)?;
     check_sampling(&sampling)?;
     let structured = args.structured.output()?;
     let (method, policy) = (methods::asked(context, &args.method)?, methods::policy(&args.evict)?);

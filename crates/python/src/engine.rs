@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 use refrain::engine::{DeviceChoice, UnknownDevice};
 use refrain::model::Specials;
-use refrain::store::{Limits, hex};
+use refrain::store::{KvQuantization, Limits, UnknownKvQuantization, hex};
 use refrain::{EngineOptions, Library, Question};
 
 use crate::answer::{Answer, TokenStream};
@@ -24,7 +24,7 @@ use crate::question::{Asked, Given};
 /// A model with its chunk store. It may be shared between threads, but not with a process that is forked from this one.
 ///
 /// model: a known name, a GGUF file, a folder of Hugging Face, or `hf:ORG/NAME[:FILE]`.
-/// store: folder of stored chunks; else the program's own.
+/// store: folder of stored chunks; else `REFRAIN_STORE`, or the program's own.
 /// method: method of questions that name none; `auto` is the one that is safe for the model.
 /// prefix: `none`, `bos`, `system`, `averaged` or `text:FILE`; else the one that is safe for the model.
 /// system: system message of the prompts to come.
@@ -32,6 +32,7 @@ use crate::question::{Asked, Given};
 /// threads: 0 for one a core.
 /// memory, disk: most bytes of chunks in memory (1 GiB) and in the folder (no bound).
 /// chunk_tokens: most tokens of a chunk (512).
+/// store_dtype: type of stored keys and values: `exact` (as computed), `q8` (8 bits an element) or `q4` (4 bits, KIVI).
 /// models: folder of models that are known by name; else `REFRAIN_MODELS`, or `~/.cache/refrain/models`.
 /// prefix_cache: most bytes of keys and values of prompts and answers that are kept for prompts that begin alike, as turns of a conversation do; 0 keeps none.
 /// remote: object store by which machines share chunks and documents: `s3://BUCKET/PREFIX`, `gs://…`, `az://…` or `file:///FOLDER`; its
@@ -58,6 +59,7 @@ impl Engine {
     #[pyo3(signature = (
         model, store = None, *, method = "auto", prefix = None, system = None, device = "cpu", threads = 0, memory = 1_073_741_824,
         disk = None, chunk_tokens = None, models = None, prefix_cache = 0, remote = None, keep_packed = true,
+        store_dtype = "exact",
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn new(
@@ -76,6 +78,7 @@ impl Engine {
         prefix_cache: i64,
         remote: Option<String>,
         keep_packed: bool,
+        store_dtype: &str,
     ) -> PyResult<Engine> {
         #[cfg(not(feature = "remote"))]
         if remote.is_some() {
@@ -88,7 +91,11 @@ impl Engine {
         let (threads, prefix_cache) = (count("threads", threads)?, count("prefix_cache", prefix_cache)?);
         let device: DeviceChoice =
             device.parse().map_err(|error: UnknownDevice| PyValueError::new_err(error.to_string()))?;
-        let mut settings = refrain::Settings { device, threads, keep_packed, ..refrain::Settings::default() };
+        let store_dtype: KvQuantization = store_dtype
+            .parse()
+            .map_err(|error: UnknownKvQuantization| PyValueError::new_err(error.to_string()))?;
+        let mut settings =
+            refrain::Settings { device, threads, keep_packed, store_dtype, ..refrain::Settings::default() };
         if let Some(chunk_tokens) = chunk_tokens {
             settings.chunk_tokens = count("chunk_tokens", chunk_tokens)?;
         }

@@ -339,3 +339,22 @@ def wrong(engine: refrain.Engine) -> None:
     names = {}
     exec(program, names)  # noqa: S102
     names["work"](engine, documents)
+
+
+def test_the_store_is_that_of_the_programs_variable(tmp_path, monkeypatch, documents):
+    monkeypatch.setenv("REFRAIN_STORE", str(tmp_path / "named"))
+    with refrain.Engine(MODEL) as engine:
+        assert engine.ingest(documents)["computed"] > 0
+    with refrain.Engine(MODEL, store=tmp_path / "named") as engine:
+        assert engine.ingest(documents)["computed"] == 0
+
+
+def test_chunks_are_stored_in_the_type_that_is_asked_for(tmp_path, documents):
+    def size(name, **options):
+        with refrain.Engine(MODEL, store=tmp_path / name, **options) as engine:
+            engine.ingest(documents)
+        return sum(file.stat().st_size for file in (tmp_path / name).rglob("*.safetensors"))
+
+    assert 0 < size("q8", store_dtype="q8") < 0.8 * size("exact")
+    with pytest.raises(ValueError, match="q9"):
+        refrain.Engine(MODEL, store=tmp_path / "q9", store_dtype="q9")

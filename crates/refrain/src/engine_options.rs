@@ -11,7 +11,7 @@ use refrain_store::{Limits, Store};
 
 use crate::calibration::{fingerprint, stable_layers};
 use crate::choice::{AUTO, choice};
-use crate::folders::{data_folder, models_folder};
+use crate::folders::{data_folder, models_folder, named};
 use crate::models::resolve;
 use crate::{Error, Result};
 
@@ -82,7 +82,7 @@ impl<'a> EngineOptions<'a> {
         EngineOptions { models: Some(folder.into()), ..self }
     }
 
-    /// The folder of stored chunks; else the program's own, `~/.local/share/refrain/chunks`.
+    /// The folder of stored chunks; else `REFRAIN_STORE`, or the program's own, `~/.local/share/refrain/chunks`.
     pub fn store(self, folder: impl Into<PathBuf>) -> Self {
         EngineOptions { store: Some(folder.into()), ..self }
     }
@@ -150,12 +150,9 @@ impl<'a> EngineOptions<'a> {
     /// If the device is not there, the model is not known, missing, broken or unsupported, the store cannot be opened, or a method, prefix or calibration that was
     /// given cannot be used.
     pub fn open(self) -> Result<Engine> {
-        let folder = match &self.store {
-            Some(folder) => folder.clone(),
-            None => {
-                self.data_folder.as_ref().ok_or(Error::Home { what: "the folder of chunks" })?.join("chunks")
-            }
-        };
+        let own = || self.data_folder.as_ref().map(|folder| folder.join("chunks"));
+        let folder = self.store.clone().or_else(|| named("REFRAIN_STORE")).or_else(own);
+        let folder = folder.ok_or(Error::Home { what: "the folder of chunks" })?;
         let store = self.open_store(folder)?;
         self.open_on(store)
     }

@@ -21,9 +21,13 @@ pub fn data_folder() -> Option<PathBuf> {
 /// # Errors
 /// If neither the variable nor the home folder is set.
 pub fn models_folder() -> Result<PathBuf> {
-    let named = std::env::var_os("REFRAIN_MODELS").filter(|folder| !folder.is_empty()).map(PathBuf::from);
-    let folder = named.or_else(|| std::env::home_dir().map(|home| home.join(".cache/refrain/models")));
-    folder.ok_or(Error::Home { what: "the folder of models" })
+    let home = || std::env::home_dir().map(|home| home.join(".cache/refrain/models"));
+    named("REFRAIN_MODELS").or_else(home).ok_or(Error::Home { what: "the folder of models" })
+}
+
+/// The folder that a variable names.
+pub(crate) fn named(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable).filter(|folder| !folder.is_empty()).map(PathBuf::from)
 }
 
 /// Writes a TOML file, and the folder that it lies in where there is none.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use hf_hub::{Cache, Repo, RepoType};
 
+use crate::folders::named;
 use crate::{Error, Result};
 
 const PREFIX: &str = "hf:";
@@ -72,7 +73,7 @@ impl Address {
 
     /// The GGUF file, of several the first part, or the folder, if it has been fetched whole.
     pub fn cached(&self) -> Option<PathBuf> {
-        let cache = Cache::from_env().repo(self.repo());
+        let cache = hub_cache().repo(self.repo());
         match &self.file {
             Some(_) => self.files().iter().map(|file| cache.get(file)).collect::<Option<Vec<_>>>()?.pop(),
             None => {
@@ -83,6 +84,27 @@ impl Address {
             }
         }
     }
+}
+
+/// The hub's cache: the folder that `HF_HUB_CACHE` names, else `hub` in that of `HF_HOME`, or in `~/.cache/huggingface`.
+pub fn hub_cache() -> Cache {
+    named("HF_HUB_CACHE").map_or_else(home_cache, Cache::new)
+}
+
+/// The cache that the hub's token lies beside.
+fn home_cache() -> Cache {
+    named("HF_HOME").map_or_else(Cache::default, |home| Cache::new(home.join("hub")))
+}
+
+/// The hub's token: that of `HF_TOKEN`, or the one that `hf auth login` has saved.
+pub fn hub_token() -> Option<String> {
+    hub_setting("HF_TOKEN").or_else(|| home_cache().token())
+}
+
+/// A variable of the hub's; one that is empty counts as none.
+pub fn hub_setting(variable: &str) -> Option<String> {
+    let text = std::env::var(variable).ok()?.trim().to_owned();
+    (!text.is_empty()).then_some(text)
 }
 
 /// All parts of the model that a file `…-00002-of-00003.gguf` is a part of, the first one last; `None` for a file of another name.

@@ -37,7 +37,7 @@ pub use calibration::{CalibrationFile, calibration_path, fingerprint, stable_lay
 pub use choice::{AUTO, Choice, TunedFile, choice, tuned_path};
 pub use engine_options::{EngineOptions, open};
 pub use error::{Error, Result};
-pub use hub::Address;
+pub use hub::{Address, hub_cache, hub_setting, hub_token};
 pub use models::{KNOWN, KnownModel, known_names, resolve};
 pub use question::Question;
 pub use refrain_corpus::{Found, Library};

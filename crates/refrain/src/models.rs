@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 
 use crate::folders::tilde;
-use crate::hub::Address;
+use crate::hub::{Address, hub_cache};
 use crate::{Error, Result};
 
 /// A model that is known by name; `known_models.toml` explains the fields.
@@ -83,7 +83,7 @@ pub fn known_names() -> String {
 pub fn resolve(name: &str, folder: &Path) -> Result<PathBuf> {
     let missing = |name: &str, place: String| Error::NotFetched { name: name.to_owned(), place };
     if let Some(address) = Address::parse(name)? {
-        return address.cached().ok_or_else(|| missing(name, "the hub's cache".to_owned()));
+        return address.cached().ok_or_else(|| missing(name, tilde(hub_cache().path())));
     }
     if let Some(known) = KnownModel::named(name) {
         let path = folder.join(&known.file);

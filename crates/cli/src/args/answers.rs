@@ -1,13 +1,16 @@
 //! Options of the commands that answer.
 
+use std::num::ParseIntError;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use anyhow::Context as _;
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, ValueHint};
 use refrain::engine::{Instructions, Sampling, StructuredOutput};
 
+use crate::output::Console;
 use refrain::AUTO;
 
 /// Chunks that a search brings unless told.
@@ -178,9 +181,9 @@ pub(crate) struct SamplingArgs {
     /// Add X to the logit of the token ID; may be given several times
     #[arg(long, value_name = "ID=X", value_parser = token_bias, allow_hyphen_values = true, hide_short_help = true)]
     logit_bias: Vec<(u32, f32)>,
-    /// Seed of the random numbers
-    #[arg(long, value_name = "N", default_value_t = Sampling::default().seed)]
-    seed: u64,
+    /// Seed of the random numbers; -1 draws one, and tells it
+    #[arg(long, value_name = "N", default_value = "0")]
+    seed: Seed,
     /// Text that ends the answer; may be given several times
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
@@ -193,8 +196,20 @@ pub(crate) struct SamplingArgs {
 }
 
 impl SamplingArgs {
-    pub(crate) fn sampling(&self) -> Sampling {
-        Sampling {
+    /// # Errors
+    /// If the system has no random numbers for a seed.
+    pub(crate) fn sampling(&self, console: Console) -> anyhow::Result<Sampling> {
+        let seed = match self.seed.0 {
+            Some(seed) => seed,
+            None => {
+                let seed = random_seed()?;
+                if self.temperature > 0.0 {
+                    console.say(&format!("--seed {seed} draws the same tokens again"));
+                }
+                seed
+            }
+        };
+        Ok(Sampling {
             temperature: self.temperature,
             top_k: self.top_k,
             top_p: self.top_p,
@@ -203,13 +218,37 @@ impl SamplingArgs {
             frequency_penalty: self.frequency_penalty,
             presence_penalty: self.presence_penalty,
             logit_bias: self.logit_bias.iter().copied().collect(),
-            seed: self.seed,
+            seed,
             stop: self.stop.clone(),
             min_tokens: self.min_tokens,
             max_tokens: self.max_tokens,
             ..Sampling::default()
+        })
+    }
+}
+
+/// A seed, or none for one that is drawn.
+#[derive(Clone, Copy, Debug)]
+struct Seed(Option<u64>);
+
+impl FromStr for Seed {
+    type Err = ParseIntError;
+
+    /// Reads what the server takes: a negative seed other than -1 is one of the upper half.
+    fn from_str(text: &str) -> Result<Seed, ParseIntError> {
+        match text.parse() {
+            Ok(-1) => Ok(Seed(None)),
+            Ok(seed) => Ok(Seed(Some(i64::cast_unsigned(seed)))),
+            Err(_) => Ok(Seed(Some(text.parse()?))),
         }
     }
+}
+
+/// A seed of 32 bits, which every language and file can hold.
+fn random_seed() -> anyhow::Result<u64> {
+    let mut bytes = [0; 4];
+    getrandom::fill(&mut bytes).context("no seed can be drawn: give one with --seed")?;
+    Ok(u32::from_le_bytes(bytes).into())
 }
 
 /// Reads `ID=X`.

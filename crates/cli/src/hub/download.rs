@@ -11,10 +11,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use hf_hub::CacheRepo;
-use hf_hub::api::sync::Metadata;
-use ureq::Agent;
-use ureq::config::RedirectAuthHeaders;
 
+use super::client::{Client, Metadata};
 use crate::checksum::checksum;
 use crate::output::{Console, Fail};
 
@@ -28,7 +26,7 @@ const WAIT: Duration = Duration::from_millis(300);
 pub(super) struct Downloads<'a> {
     pub(super) console: &'a Console,
     pub(super) cache: &'a CacheRepo,
-    pub(super) token: Option<String>,
+    pub(super) client: &'a Client,
 }
 
 impl Downloads<'_> {
@@ -36,10 +34,10 @@ impl Downloads<'_> {
     ///
     /// # Errors
     /// A [`Fail`] if this machine is to blame, any other error if the hub or the way there is.
-    pub(super) fn file(&self, url: &str, file: &str, metadata: &Metadata) -> Result<()> {
+    pub(super) fn file(&self, url: &str, file: &str) -> Result<()> {
+        let Metadata { etag, commit, size } = self.client.metadata(url)?;
         // A proxy that compresses marks the tag as weak.
-        let etag = metadata.etag().trim_start_matches("W/");
-        let commit = metadata.commit_hash();
+        let (etag, commit) = (etag.trim_start_matches("W/"), commit.as_str());
         // Both become names of files in the cache.
         for (what, name) in [("etag", etag), ("commit", commit)] {
             let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
@@ -59,7 +57,7 @@ impl Downloads<'_> {
         }
         let part = blob.with_extension("part");
         let mut tries = 1;
-        while let Err(error) = self.try_once(url, &part, etag, metadata.size() as u64) {
+        while let Err(error) = self.try_once(url, &part, etag, size) {
             if tries == TRIES || error.is::<Fail>() {
                 return Err(error);
             }
@@ -101,13 +99,7 @@ impl Downloads<'_> {
 
     /// Downloads from `start` on. Returns the length of the file, or why it cannot be written.
     fn append(&self, url: &str, file: &mut File, start: u64, size: u64) -> Result<io::Result<u64>> {
-        let agent: Agent =
-            Agent::config_builder().redirect_auth_headers(RedirectAuthHeaders::SameHost).build().into();
-        let mut request = agent.get(url).header("Range", format!("bytes={start}-"));
-        if let Some(token) = &self.token {
-            request = request.header("Authorization", format!("Bearer {token}"));
-        }
-        let response = request.call()?;
+        let response = self.client.rest(url, start)?;
         let range = response.headers().get("content-range").and_then(|range| range.to_str().ok());
         // A mirror without ranges sends the whole file.
         ensure!(
@@ -137,7 +129,7 @@ impl Downloads<'_> {
 /// The cache takes no file at this path.
 fn unwritable(path: &Path, error: io::Error) -> anyhow::Error {
     let fail = Fail::new(format!("cannot write {}", path.display())).hint(
-        "the hub's cache must be writable and have room for the model; HF_HOME names another folder for it",
+        "the hub's cache must be writable and have room for the model; HF_HUB_CACHE names another folder for it",
     );
     anyhow!(error).context(fail)
 }

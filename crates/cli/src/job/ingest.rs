@@ -20,6 +20,7 @@ use crate::settings::Context;
 
 /// `refrain job plan ingest`
 pub(super) fn plan(context: &Context, args: &args::PlanIngest) -> Result<()> {
+    context.warn_of_unused_key();
     let method = methods::asked(context, &args.method)?;
     let settings = IngestSettings::of(context, method.spec, args.system.clone())?;
     let files = ModelFiles::open(refrain::resolve(&context.global.model, &context.models)?)?;
@@ -51,6 +52,7 @@ fn tokens(tokenizer: &Tokenizer, document: &Document) -> u64 {
 
 /// `refrain job run` of an ingest.
 pub(super) fn run(context: &Context, job: &Job, runner: &Runner<'_>) -> Result<()> {
+    context.warn_of_unused_key();
     let planned: IngestSettings = job.settings(INGEST)?;
     let (context, settings) = planned.of_runner(context)?;
     job.manifest().check_settings(INGEST, &to_map(&settings)?)?;

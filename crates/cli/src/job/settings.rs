@@ -9,7 +9,7 @@ use refrain::quantities::{parse_tokens, tokens_text};
 use refrain::store::hex;
 use serde::{Deserialize, Serialize};
 
-use crate::args::PrefixArg;
+use crate::args::{self, PrefixArg};
 use crate::output::Fail;
 use crate::settings::{Context, prefix_hash};
 
@@ -22,6 +22,17 @@ pub(super) struct Computing {
     chunk_tokens: usize,
     /// A number, or `all`.
     left_tokens: String,
+    /// Whether chunks of other numerics are others.
+    #[serde(default)]
+    strict_numerics: bool,
+    /// The steps that longer chunks are computed in.
+    #[serde(default = "default_ubatch_size")]
+    ubatch_size: u32,
+}
+
+/// The steps of a manifest that does not tell them.
+fn default_ubatch_size() -> u32 {
+    args::UBATCH_SIZE
 }
 
 /// The settings of an ingest.
@@ -52,6 +63,8 @@ impl Computing {
             store_dtype: global.store_dtype.to_string(),
             chunk_tokens: global.chunk_tokens,
             left_tokens: tokens_text(global.left_tokens),
+            strict_numerics: global.strict_numerics,
+            ubatch_size: global.ubatch_size,
         }
     }
 
@@ -76,7 +89,13 @@ impl Computing {
         let store_dtype = self.store_dtype.parse().map_err(|error| format!("{error}"));
         set(context, "store_dtype", store_dtype, |c, value| c.global.store_dtype = value)?;
         set(context, "chunk_tokens", Ok(self.chunk_tokens), |c, value| c.global.chunk_tokens = value)?;
-        set(context, "left_tokens", parse_tokens(&self.left_tokens), |c, value| c.global.left_tokens = value)
+        set(context, "left_tokens", parse_tokens(&self.left_tokens), |c, value| {
+            c.global.left_tokens = value
+        })?;
+        set(context, "strict_numerics", Ok(self.strict_numerics), |c, value| {
+            c.global.strict_numerics = value
+        })?;
+        set(context, "ubatch_size", Ok(self.ubatch_size), |c, value| c.global.ubatch_size = value)
     }
 }
 

@@ -138,6 +138,8 @@ fn what_does_not_fit_a_job_is_told() {
         .failed(1, &["chunk tokens 32, not 99", "compute auto, not f32"]);
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tiny/phi3");
     run(&["--model", model]).failed(1, &["fingerprint"]);
+    run(&["--strict-numerics", "--ubatch-size", "16"])
+        .failed(1, &["strict numerics false, not true", "ubatch size 2048, not 16"]);
     run(&["--credential", "secret"]).failed(1, &["namespace none, not"]);
     run(&["--claim-timeout", "25h"]).failed(2, &["1s to 24h"]);
     home.run(&["job", "results", "--job", &job, "--out", "x"])
@@ -148,6 +150,33 @@ fn what_does_not_fit_a_job_is_told() {
     run(&[]).failed(1, &["version 9."]);
     std::fs::write(&manifest, &text[..100]).unwrap();
     run(&[]).failed(1, &["manifest.json of the job is broken"]);
+}
+
+#[test]
+fn runners_tell_numerics_apart_where_the_plan_does() {
+    let home = Home::new();
+    let (file, job) = (passages(&home, 2), url(&home, "job"));
+    plan(&home, &file, "3", &["--strict-numerics"]);
+    home.run(&["job", "run", "--job", &job]).good();
+    let chunks = names(&home.path("library"), ".safetensors");
+    assert!(!chunks.is_empty() && chunks.is_disjoint(&chunks_of_one_ingest(&file)), "{chunks:?}");
+}
+
+#[test]
+fn a_key_of_namespaces_without_a_credential_is_told() {
+    let home = Home::new();
+    let (file, job, remote) = (passages(&home, 1), url(&home, "job"), url(&home, "library"));
+    let told = "a key of namespaces does nothing without --credential";
+    let with_key = |words: &[&str]| {
+        Ran::of(home.command(words).env("REFRAIN_NAMESPACE_KEY", "ab".repeat(32)).output().unwrap())
+            .good()
+            .err
+    };
+    let planned = ["job", "plan", "ingest", &file, "--job", &job, "--remote", &remote];
+    for words in [&[&planned, &SETTINGS[..]].concat()[..], &["job", "run", "--job", &job]] {
+        let said = with_key(words);
+        assert!(said.contains(told), "{words:?}: {said}");
+    }
 }
 
 #[test]

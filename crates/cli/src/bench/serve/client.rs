@@ -6,6 +6,8 @@ use std::time::Instant;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::http::config_for;
+
 /// The kind of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -84,7 +86,7 @@ fn events(response: ureq::http::Response<ureq::Body>) -> impl Iterator<Item = St
 impl Client<'_> {
     /// The response to a body at a path; none where none came.
     pub(super) fn post(&self, path: &str, body: &Value) -> Option<ureq::http::Response<ureq::Body>> {
-        let request = agent().post(format!("{}{path}", self.url)).content_type("application/json");
+        let request = agent(self.url).post(format!("{}{path}", self.url)).content_type("application/json");
         let request = match self.key {
             Some(key) => request.header("authorization", format!("Bearer {key}")),
             None => request,
@@ -132,7 +134,7 @@ impl Client<'_> {
     }
 
     fn remove(&self, id: &str) {
-        let request = agent().delete(format!("{}/v1/documents/{id}", self.url));
+        let request = agent(self.url).delete(format!("{}/v1/documents/{id}", self.url));
         let request = match self.key {
             Some(key) => request.header("authorization", format!("Bearer {key}")),
             None => request,
@@ -141,8 +143,8 @@ impl Client<'_> {
     }
 }
 
-fn agent() -> ureq::Agent {
-    ureq::Agent::config_builder().timeout_global(None).http_status_as_error(false).build().new_agent()
+pub(super) fn agent(url: &str) -> ureq::Agent {
+    config_for(url).timeout_global(None).http_status_as_error(false).build().new_agent()
 }
 
 /// The message of an error.

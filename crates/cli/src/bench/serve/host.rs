@@ -11,7 +11,7 @@ use refrain_server::{ApiKeys, App, Listener, Options};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::client::Client;
+use super::client::{Client, agent};
 use crate::args::{self, Feature};
 
 /// Documents brought in one request.
@@ -139,7 +139,7 @@ impl Target {
     /// The server's memory, a while after its last answer.
     pub(super) fn memory(&self) -> Option<Memory> {
         thread::sleep(REST);
-        let mut response = ureq::get(format!("{}/metrics", self.url)).call().ok()?;
+        let mut response = agent(&self.url).get(format!("{}/metrics", self.url)).call().ok()?;
         let text = response.body_mut().read_to_string().ok()?;
         let bytes = |name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(name))?;
