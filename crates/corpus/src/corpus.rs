@@ -12,7 +12,7 @@ use crate::document_store::{Change, ChangeKind, DocumentStore, Removal, SharingS
 use crate::error::{Error, Result};
 use crate::local::LocalDocuments;
 use crate::search::{Hit, SearchIndex};
-use crate::tables::StoredDocument;
+use crate::tables::{METADATA, REMOVALS, StoredDocument};
 
 /// Documents that are indexed in one commit when a corpus is opened.
 const BATCH: usize = 256;
@@ -193,6 +193,10 @@ impl Corpus {
     pub fn remove(&self, engine: &Engine, id: &str) -> Result<()> {
         let namespace = &engine.settings().namespace;
         let looked_for = self.get(engine, id);
+        // Other removals may have the writer for long: it is not waited for where nothing is to be removed.
+        if self.sharing().is_none() && !self.is_known(namespace, id)? {
+            return looked_for.and(Err(Error::NotFound(id.to_owned())));
+        }
         let chunks = engine.whole_document(self.documents().chunks(namespace, id)?);
         let unpinned = self.documents().keys_unpinned_by_removal(namespace, id)?;
         // A question may have stored chunks for another method, or under other settings, than the document was ingested for.
@@ -215,6 +219,14 @@ impl Corpus {
         deleted?;
         let finished = withdrawn.and_then(|()| self.store.finish_removal(namespace, id, &keys));
         finished.map_err(|error| incomplete(OBJECT_STORE, &error))
+    }
+
+    /// Whether the replica has the document, or its removal has begun.
+    fn is_known(&self, namespace: &str, id: &str) -> Result<bool> {
+        self.documents().database.read(|transaction| {
+            let is_there = transaction.open_table(METADATA)?.get((namespace, id))?.is_some();
+            Ok(is_there || transaction.open_table(REMOVALS)?.get((namespace, id))?.is_some())
+        })
     }
 
     /// Brings the documents in line with those of the other machines, if they are shared: tells what they have not been told, takes up
@@ -412,6 +424,9 @@ fn incomplete(tier: &'static str, reason: &dyn std::fmt::Display) -> Error {
 mod tests {
     use std::collections::BTreeSet;
     use std::path::{Path, PathBuf};
+    use std::sync::mpsc::channel;
+    use std::thread;
+    use std::time::Duration;
 
     use refrain_engine::Settings;
     use refrain_store::{Scope, Store};
@@ -588,6 +603,24 @@ mod tests {
         let corpus = Corpus::unindexed(&engine, open()).unwrap();
         assert_eq!(chunks(), 0);
         assert!(matches!(corpus.remove(&engine, &id), Err(Error::NotFound(_))));
+    }
+
+    /// Another removal has the writer for as long as the documents' file is made anew.
+    #[test]
+    fn a_removal_of_nothing_waits_for_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let (engine, _) = with_a_chunk(folder.path());
+        let documents = LocalDocuments::open(None, 1 << 20).unwrap();
+        let corpus = Corpus::unindexed(&engine, Box::new(documents)).unwrap();
+        let (sender, removed) = channel();
+        thread::scope(|scope| {
+            let told = corpus.documents().database.write(|_| {
+                scope.spawn(|| sender.send(corpus.remove(&engine, "doc-0")).unwrap());
+                Ok(removed.recv_timeout(Duration::from_secs(10)))
+            });
+            let told = told.unwrap().expect("it waits for the writer");
+            assert!(matches!(told, Err(Error::NotFound(_))), "{told:?}");
+        });
     }
 
     #[test]

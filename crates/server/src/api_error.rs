@@ -188,9 +188,17 @@ impl From<EngineError> for ApiError {
                 }
             }
             // Other requests, or other programs, may leave room in a while.
-            EngineError::DeviceMemory { .. }
-            | EngineError::DeviceFailure(DeviceFailure::OutOfMemory { .. }) => {
+            error @ (EngineError::DeviceMemory { .. }
+            | EngineError::DeviceFailure(DeviceFailure::OutOfMemory { .. })) => {
                 tracing::warn!(error = message, "the device has too little memory for a request");
+                // The engine's message names options of the program, which a client does not have.
+                let message = match error {
+                    EngineError::DeviceMemory { tokens, .. } => format!(
+                        "{tokens} tokens need more memory than the server's device has free: send it again later, a shorter prompt or fewer \
+                         documents, a lower max_tokens, or refrain.evict with a capacity"
+                    ),
+                    _ => message,
+                };
                 ApiError {
                     code: Some("device_out_of_memory"),
                     retry_after: Some(RETRY_DEVICE),
@@ -271,6 +279,15 @@ mod tests {
             let told = (error.status.as_u16(), error.param.as_deref(), error.retry_after);
             assert_eq!(told, (status, param, retry_after), "{error:?}");
         }
+    }
+
+    #[test]
+    fn clients_are_told_of_no_options_of_the_program() {
+        let device = "a GPU".to_owned();
+        let error =
+            ApiError::from(EngineError::DeviceMemory { device, tokens: 3, kv: 2, activations: 1, free: 1 });
+        assert_eq!((error.code, error.retry_after), (Some("device_out_of_memory"), Some(RETRY_DEVICE)));
+        assert!(error.message.starts_with("3 tokens need") && !error.message.contains("--"), "{error}");
     }
 
     #[test]

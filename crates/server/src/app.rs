@@ -1,7 +1,7 @@
 //! The state that all requests share.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
 use axum::http::{HeaderMap, StatusCode};
@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::api_error::{ApiError, Result};
 use crate::blocking::spawn_permitted;
-use crate::body::HeldBytes;
+use crate::body::BytesInFlight;
 use crate::clock::unix_seconds;
 use crate::error::Error;
 use crate::gateway::{HeldLog, TENANT_HEADER, signed_tenant};
@@ -36,6 +36,9 @@ const MAX_COMPILING: usize = 2;
 /// Most files that are read at a time. A PDF may take minutes, which must not hold up [`App::preprocess`].
 const MAX_READING: usize = 2;
 
+/// Most requests that read, pin or remove stored documents at a time. A removal may wait for long, and many would take all threads that may block.
+const MAX_ON_DOCUMENTS: usize = 16;
+
 /// A server without a socket. A clone is cheap and shares everything.
 #[derive(Clone)]
 pub struct App {
@@ -54,10 +57,11 @@ pub(crate) struct ServerState {
     /// Seconds since 1970 at which the server started.
     pub(crate) started: u64,
     /// Bytes of bodies that are being received, or are held.
-    pub(crate) bytes_in_flight: Arc<AtomicUsize>,
+    pub(crate) bytes_in_flight: BytesInFlight,
     preprocessing: Permits,
     compiling: Permits,
     reading: Permits,
+    documents: Permits,
     is_stopping: AtomicBool,
 }
 
@@ -116,7 +120,8 @@ impl App {
         let limits = within_device(&engine, Limits { has_keys, ..options.limits.clone() })?;
         let permits = |limit| Permits::new(limit, limits.of_key(limit));
         let (preprocessing, compiling) = (permits(MAX_PREPROCESSING), permits(MAX_COMPILING));
-        let reading = permits(MAX_READING);
+        let (reading, documents) = (permits(MAX_READING), permits(MAX_ON_DOCUMENTS));
+        let bytes_in_flight = BytesInFlight::new(&options, &limits);
         let own = engine.settings().namespace.clone();
         let scheduler = Scheduler::start(limits, metrics.clone(), own).map_err(Error::Thread)?;
         let state = ServerState {
@@ -128,10 +133,11 @@ impl App {
             metrics,
             held: HeldLog::new(),
             started: unix_seconds(),
-            bytes_in_flight: Arc::default(),
+            bytes_in_flight,
             preprocessing,
             compiling,
             reading,
+            documents,
             is_stopping: AtomicBool::new(false),
         };
         Ok(App { state: Arc::new(state) })
@@ -182,6 +188,21 @@ impl App {
         work: impl FnOnce(Permit) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         spawn_permitted((&self.state.reading, namespace), deadline, work).await
+    }
+
+    /// Runs `work` on the stored documents of a tenant. Only few requests do so at a time, also when their clients have left, and keys take turns.
+    ///
+    /// # Errors
+    /// If its turn does not come within the time of a request, or `work` fails.
+    pub(crate) async fn on_documents<T: Send + 'static>(
+        &self,
+        tenant: Tenant,
+        work: impl FnOnce(&Corpus, &Tenant) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (corpus, namespace) = (self.state.corpus.clone(), tenant.namespace().to_owned());
+        let permits = (&self.state.documents, namespace.as_str());
+        let deadline = self.deadline(Instant::now());
+        spawn_permitted(permits, deadline, move |_permit| work(&corpus, &tenant)).await
     }
 
     /// The tenant whom a gateway has signed a request of.
@@ -246,14 +267,6 @@ impl App {
         selected.map_err(|error| ApiError::field(field, error.to_string()))
     }
 
-    /// Counts the bytes of a received body as in flight.
-    ///
-    /// # Errors
-    /// If there are too many of them.
-    pub(crate) fn hold(&self, bytes: usize) -> Result<HeldBytes> {
-        HeldBytes::new(&self.state.bytes_in_flight, &self.state.options, bytes)
-    }
-
     /// Whether the server is shutting down.
     pub(crate) fn is_stopping(&self) -> bool {
         self.state.is_stopping.load(Relaxed)
@@ -283,6 +296,7 @@ mod tests {
     use tower::ServiceExt as _;
 
     use super::*;
+    use crate::body::parsed_bytes;
     use crate::router;
     use crate::testing::tiny_engine;
 
@@ -293,7 +307,7 @@ mod tests {
         for _ in 0..MAX_PREPROCESSING {
             permits.push(app.state.preprocessing.acquire("").await.unwrap());
         }
-        let in_flight = || app.state.bytes_in_flight.load(Relaxed);
+        let in_flight = || app.state.bytes_in_flight.all();
         let send = |path: &str, body: &str| {
             let request = Request::post(path).header(header::CONTENT_TYPE, "application/json");
             Box::pin(router(app.clone()).oneshot(request.body(Body::from(body.to_owned())).unwrap()))
@@ -305,9 +319,13 @@ mod tests {
         let (small, large) = (chat(String::new()), chat("x".repeat(100_000)));
         let document = json!({ "title": "Torque", "text": "A bolt is tight." }).to_string();
         let requests = [
-            ("/v1/chat/completions", &small, small.len()),
+            ("/v1/chat/completions", &small, parsed_bytes(small.as_bytes())),
             ("/v1/chat/completions", &large, large.len()),
-            ("/tokenize", &json!({ "prompt": "A bolt" }).to_string(), r#"{"prompt":"A bolt"}"#.len()),
+            (
+                "/tokenize",
+                &json!({ "prompt": "A bolt" }).to_string(),
+                parsed_bytes(br#"{"prompt":"A bolt"}"#),
+            ),
             ("/v1/documents", &document, "TorqueA bolt is tight.".len()),
         ];
         for (path, body, bytes) in requests {
@@ -322,11 +340,53 @@ mod tests {
         assert_eq!(in_flight(), 0);
     }
 
+    /// A response repeats fields of its request until its end, and nothing else of it.
+    #[tokio::test]
+    async fn what_a_response_repeats_counts_until_its_end() {
+        let app = App::new(tiny_engine(), Options::new("tiny")).unwrap();
+        let text = "x".repeat(100_000);
+        let body = json!({ "input": "How tight is a bolt?", "instructions": "Be brief.", "stream": true,
+            "max_output_tokens": 4, "user": text });
+        let request = Request::post("/v1/responses").header(header::CONTENT_TYPE, "application/json");
+        let request = request.body(Body::from(body.to_string())).unwrap();
+        let response = router(app.clone()).oneshot(request).await.unwrap();
+        assert_eq!(response.status(), 200);
+        assert_eq!(app.state.bytes_in_flight.all(), parsed_bytes(br#"["Be brief.",null,null,null,null]"#));
+        drop(response);
+        assert_eq!(app.state.bytes_in_flight.all(), 0);
+    }
+
+    #[tokio::test]
+    async fn requests_on_stored_documents_take_turns() {
+        let app = App::new(tiny_engine(), Options::new("tiny")).unwrap();
+        let mut permits = Vec::new();
+        for _ in 0..MAX_ON_DOCUMENTS {
+            permits.push(app.state.documents.acquire("").await.unwrap());
+        }
+        let mut waiting = Vec::new();
+        for (method, path, status) in [
+            ("GET", "/v1/documents", 200),
+            ("GET", "/v1/documents/doc-1", 404),
+            ("DELETE", "/v1/documents/doc-1", 404),
+            ("POST", "/v1/documents/doc-1/pin", 404),
+        ] {
+            let request =
+                Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, "application/json");
+            let mut answer = Box::pin(router(app.clone()).oneshot(request.body(Body::from("{}")).unwrap()));
+            assert!(timeout(Duration::from_millis(100), &mut answer).await.is_err(), "{method} {path}");
+            waiting.push((answer, status));
+        }
+        drop(permits);
+        for (answer, status) in waiting {
+            assert_eq!(timeout(Duration::from_secs(60), answer).await.unwrap().unwrap().status(), status);
+        }
+    }
+
     /// The files count too, which are held in memory until the last is read.
     #[tokio::test]
     async fn texts_of_an_upload_count_as_in_flight_while_its_files_wait() {
         let app = App::new(tiny_engine(), Options::new("tiny")).unwrap();
-        let in_flight = || app.state.bytes_in_flight.load(Relaxed);
+        let in_flight = || app.state.bytes_in_flight.all();
         let mut permits = Vec::new();
         for _ in 0..MAX_READING {
             permits.push(app.state.reading.acquire("").await.unwrap());

@@ -14,7 +14,7 @@ use tracing::info_span;
 
 use crate::api_error::ApiError;
 use crate::job::{Event, GenerateJob, Job};
-use crate::queue::{QueuedJob, Shared};
+use crate::queue::{QueuedJob, Shared, UnderWay};
 use crate::running::{Client, RunningIngest, RunningPrefill, RunningSequence, emit, step};
 use crate::shares::Shares;
 
@@ -352,7 +352,8 @@ impl Compute {
         if self.is_busy() {
             self.last_work = Some(Instant::now());
         }
-        let under_way = self.prefills.len() + self.ingests.len() + self.sequences.len();
+        let prefilled = self.prefills.len() + self.ingests.len();
+        let under_way = UnderWay { prefilled, decoded: self.sequences.len() };
         let kv_bytes = self.held().map(|(_, bytes)| bytes).sum();
         self.shared.publish(under_way, kv_bytes);
     }

@@ -48,9 +48,9 @@ pub struct Report {
     pub sequence: u64,
     /// The chunks that are held in memory and on disk.
     pub chunks: HeldChunks,
-    /// Requests that are computed.
+    /// Requests whose answer is decoded.
     pub running: usize,
-    /// Requests that wait.
+    /// Requests that have no token yet: in the queue, or being prefilled or ingested.
     pub waiting: usize,
     /// What the server measures of itself.
     pub rates: Rates,

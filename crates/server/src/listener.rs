@@ -15,6 +15,7 @@ use axum::extract::Request;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn, map_response};
 use axum::response::{IntoResponse as _, Response};
+use futures_util::FutureExt as _;
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -25,7 +26,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 
@@ -34,6 +35,7 @@ use crate::api_error::ApiError;
 use crate::app::App;
 use crate::client_stream::{ClientStream, ReadAhead};
 use crate::error::Error;
+use crate::permits::Permits;
 
 /// Most open connections for requests of every kind.
 const MAX_CONNECTIONS: usize = 1024;
@@ -41,6 +43,10 @@ const MAX_CONNECTIONS: usize = 1024;
 /// Most open connections beyond [`MAX_CONNECTIONS`], on which [`PROBES`] are answered and all else is refused: a server that is busy must not look
 /// dead. Further connections wait to be accepted.
 const PROBE_CONNECTIONS: usize = 64;
+
+/// Most of the [`PROBE_CONNECTIONS`] that come from one address: a client that opens ever more leaves the others to those who probe. A proxy in front
+/// of the server gets no answer but a refusal or a probe's on them.
+const PROBE_CONNECTIONS_OF_PEER: usize = PROBE_CONNECTIONS / 2;
 
 /// Paths by which others learn how a server is.
 const PROBES: [&str; 4] = ["/health", "/ready", "/metrics", "/internal/report"];
@@ -131,6 +137,7 @@ impl Listener {
         let permits = Arc::new(Semaphore::new(self.max_connections + PROBE_CONNECTIONS));
         let router = self.kept_while_few(router, &permits);
         let probed = router.clone().layer(from_fn(refuse_all_but_probes));
+        let probing = Permits::new(self.max_connections + PROBE_CONNECTIONS, PROBE_CONNECTIONS_OF_PEER);
         let graceful = GracefulShutdown::new();
         let mut stop = pin!(stop);
         loop {
@@ -141,9 +148,14 @@ impl Listener {
             tokio::select! {
                 () = &mut stop => break,
                 (accepted, permit) = accept => match (accepted, permit) {
-                    (Ok((stream, _)), Ok(permit)) => {
-                        let is_full = permits.available_permits() < PROBE_CONNECTIONS;
-                        self.spawn(stream, permit, if is_full { &probed } else { &router }, limit, &graceful);
+                    (Ok((stream, _)), Ok(permit)) if permits.available_permits() >= PROBE_CONNECTIONS => {
+                        self.spawn(stream, permit, &router, limit, &graceful);
+                    }
+                    // One whose address has its part is closed.
+                    (Ok((stream, peer)), Ok(permit)) => {
+                        if let Some(probe) = probing.acquire(&peer.ip().to_string()).now_or_never() {
+                            self.spawn(stream, (permit, probe), &probed, limit, &graceful);
+                        }
                     }
                     // Most likely too many files are open, and some will close soon.
                     (Err(error), _) => {
@@ -180,7 +192,7 @@ impl Listener {
     fn spawn(
         &self,
         stream: TcpStream,
-        permit: OwnedSemaphorePermit,
+        permit: impl Send + 'static,
         router: &Router,
         limit: Duration,
         graceful: &GracefulShutdown,
@@ -223,7 +235,7 @@ async fn serve_connection(
     router: Router,
     limit: Duration,
     watcher: hyper_util::server::graceful::Watcher,
-    permit: OwnedSemaphorePermit,
+    permit: impl Send,
 ) {
     let stream = ClientStream::new(stream, limit);
     let client = stream.clone();
@@ -264,6 +276,7 @@ async fn serve_connection(
 mod tests {
     use axum::routing::get;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpSocket;
     use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
     use tokio::sync::oneshot;
 
@@ -400,6 +413,31 @@ mod tests {
                 timeout(minute / 2, rest(&mut client)).await.expect("a further connection is closed");
             assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{path}: {answer}");
         }
+    }
+
+    /// All addresses of 127.0.0.0/8 are this machine's own.
+    #[cfg(target_os = "linux")]
+    #[tokio::test(flavor = "multi_thread")]
+    async fn connections_of_one_address_leave_some_to_the_probes_of_others() {
+        let mut listener = Listener::bind(SocketAddr::from(([127, 0, 0, 1], 0)), None).await.unwrap();
+        listener.max_connections = 2;
+        let address = listener.address().unwrap();
+        let routes = Router::new().route("/health", get("fine"));
+        let minute = Duration::from_secs(60);
+        let _served =
+            tokio::spawn(listener.serve_routes(routes, (minute, minute), std::future::pending(), async {}));
+        let mut silent = Vec::new();
+        for _ in 0..2 + PROBE_CONNECTIONS {
+            silent.push(TcpStream::connect(address).await.unwrap());
+        }
+        let other = TcpSocket::new_v4().unwrap();
+        other.bind(SocketAddr::from(([127, 0, 0, 2], 0))).unwrap();
+        let mut other = other.connect(address).await.unwrap();
+        other.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        let answer = timeout(minute / 4, rest(&mut other)).await.expect("it is not accepted");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let closed = timeout(minute / 4, rest(silent.last_mut().unwrap())).await;
+        assert_eq!(closed.expect("it stays open"), "");
     }
 
     /// Time is simulated, so that what passes is what the connection was kept for.

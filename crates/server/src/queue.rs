@@ -74,11 +74,25 @@ pub(crate) struct Shared {
     abort: AtomicBool,
 }
 
+/// What the compute thread has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct UnderWay {
+    /// Prefills and ingests.
+    pub(crate) prefilled: usize,
+    /// Sequences.
+    pub(crate) decoded: usize,
+}
+
+impl UnderWay {
+    fn all(self) -> usize {
+        self.prefilled + self.decoded
+    }
+}
+
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<QueuedJob>,
-    /// Prefills, ingests and sequences that the compute thread has.
-    under_way: usize,
+    under_way: UnderWay,
     closed: bool,
     averages: Averages,
 }
@@ -224,7 +238,7 @@ impl Shared {
         let ingests = queue.jobs.iter().enumerate().filter(|(_, job)| is_ingest(job) && may_ingest(job));
         let ingest = ingests.min_by_key(|(_, job)| (used(job.key()), running(job))).map(|(index, _)| index);
         let job = question.or(ingest).and_then(|index| queue.jobs.remove(index));
-        queue.under_way += usize::from(job.is_some());
+        queue.under_way.prefilled += usize::from(job.is_some());
         self.metrics.requests.waiting.set(queue.jobs.len() as i64);
         job
     }
@@ -243,15 +257,16 @@ impl Shared {
         self.queue().averages.count(time, stats);
     }
 
-    /// Jobs under way, jobs that wait, and what the latest ones took.
+    /// Sequences, jobs that have no token yet, and what the latest ones took. Routers take a prompt under way for one that keeps others waiting.
     pub(crate) fn load(&self) -> (usize, usize, Averages) {
         let queue = self.queue();
-        (queue.under_way, queue.jobs.len(), queue.averages)
+        let UnderWay { prefilled, decoded } = queue.under_way;
+        (decoded, queue.jobs.len() + prefilled, queue.averages)
     }
 
     /// Tells metrics and those who wait how much is under way.
-    pub(crate) fn publish(&self, under_way: usize, kv_bytes: usize) {
-        self.metrics.requests.running.set(under_way as i64);
+    pub(crate) fn publish(&self, under_way: UnderWay, kv_bytes: usize) {
+        self.metrics.requests.running.set(under_way.all() as i64);
         self.metrics.requests.kv_usage.set(kv_bytes as f64 / self.limits.kv_cache_memory_bytes.max(1) as f64);
         let mut queue = self.queue();
         let changed = queue.under_way != under_way;
@@ -267,7 +282,7 @@ impl Shared {
         let mut queue = self.queue();
         queue.closed = true;
         self.changed.notify_all();
-        let busy = |queue: &mut Queue| !queue.jobs.is_empty() || queue.under_way > 0;
+        let busy = |queue: &mut Queue| !queue.jobs.is_empty() || queue.under_way.all() > 0;
         let waited = self.changed.wait_timeout_while(queue, timeout, busy);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }

@@ -150,7 +150,7 @@ impl Scheduler {
         self.0.check_room()
     }
 
-    /// Jobs that are computed, jobs that wait, and what the latest ones took.
+    /// Jobs whose answer is decoded, jobs that have no token yet, and what the latest ones took.
     pub(crate) fn load(&self) -> (usize, usize, Averages) {
         self.0.load()
     }

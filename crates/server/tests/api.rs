@@ -1185,6 +1185,16 @@ async fn a_search_takes_the_whole_documents_that_fit() {
     assert!(known.iter().all(|words| error["message"].as_str().unwrap().contains(words)), "{error}");
 }
 
+/// Each prompt of a request gets a copy of its documents, which therefore count before.
+#[tokio::test]
+async fn given_documents_of_more_tokens_than_the_context_are_refused() {
+    let document = json!({ "text": "A stem bolt is tightened to 5 Nm. ".repeat(100) });
+    let body = json!({ "prompt": ["a", "b"], "documents": [document], "max_tokens": 1 });
+    let (status, error) = refused(ask(&server(), "POST", "/v1/completions", None, body).await).await;
+    assert_eq!((status, &error["param"]), (400, &json!("documents")), "{error}");
+    assert_eq!(error["code"], "context_length_exceeded");
+}
+
 #[tokio::test]
 async fn a_search_for_more_tokens_than_the_context_is_refused() {
     let router = server();

@@ -44,7 +44,7 @@ struct Prepared {
     /// How the answers to each prompt are sampled.
     samplings: Vec<Sampling>,
     /// The form that the answers are held to, and the field that it is of.
-    form: Option<(StructuredOutput, &'static str)>,
+    form: Option<(Form, &'static str)>,
     echoed: Vec<String>,
 }
 
@@ -52,7 +52,30 @@ struct Prepared {
 struct Drawn {
     prompts: Vec<Prompt>,
     sources: Vec<Source>,
-    tools: Option<ToolUse>,
+    tools: Option<Arc<ToolUse>>,
+}
+
+/// The form that answers are held to.
+#[derive(Debug, PartialEq)]
+enum Form {
+    Format(StructuredOutput),
+    Calls(Arc<ToolUse>),
+    /// Calls, or else the format.
+    Either(Arc<ToolUse>, StructuredOutput),
+}
+
+impl Form {
+    /// The form in the notation of the engine's model. Of calls it takes as long as their grammar.
+    ///
+    /// # Errors
+    /// If there is no such tool.
+    fn output(self, engine: &Engine) -> Result<StructuredOutput> {
+        Ok(match self {
+            Form::Format(format) => format,
+            Form::Calls(tools) => tools.output(engine)?,
+            Form::Either(tools, format) => StructuredOutput::Either(vec![tools.output(engine)?, format]),
+        })
+    }
 }
 
 /// Answers on their way.
@@ -137,7 +160,7 @@ pub(super) async fn ask(
         }
     }
     let engine = tenant.engine.clone();
-    let readers = jobs.iter().map(|_| AnswerReader::new(&engine, tools.as_ref())).collect();
+    let readers = jobs.iter().map(|_| AnswerReader::new(&engine, tools.as_deref())).collect();
     let events = AnswerEvents::submit(app, &tenant, jobs, arrived)?;
     Ok(Asked { engine, context, logprobs, answers_each, echoed, readers, events, held })
 }
@@ -212,6 +235,7 @@ fn draw(
     let mut sources = sources(&finder, documents, &question, request.refrain.search)?;
     let chunks = sources.iter().enumerate().flat_map(|(index, source)| source.prompt_chunks(index));
     let chunks: Vec<PromptChunk> = chunks.collect();
+    let (context, answer) = (engine.decoder().config().context, request.max_tokens()?.unwrap_or(1));
     match conversation {
         Some(conversation) => {
             let listed = tools.as_ref().map(|tools| tools.tools.clone()).unwrap_or_default();
@@ -224,10 +248,18 @@ fn draw(
             };
             prompts.push(engine.prompt_of_turns(chunks, &conversation.turns, &instructions)?);
         }
-        None => prompts.iter_mut().for_each(|prompt| prompt.chunks.clone_from(&chunks)),
+        None => {
+            let tokens = chunks.iter().map(|chunk| chunk.tokens.len()).sum::<usize>();
+            let lengths = prompts.iter().map(|prompt| prompt.len() + tokens);
+            // Each prompt gets a copy of the documents. A search has one prompt, and may leave some of them out.
+            if let Some(prompt) = lengths.max().filter(|length| *length > context && !request.searches()) {
+                app.state.scheduler.check_tokens(prompt.saturating_add(answer))?;
+                return Err(EngineError::PromptTooLong { prompt, answer, context }.into());
+            }
+            prompts.iter_mut().for_each(|prompt| prompt.chunks.clone_from(&chunks));
+        }
     }
     if whole_documents && request.searches() {
-        let (context, answer) = (engine.decoder().config().context, request.max_tokens()?.unwrap_or(1));
         for prompt in &mut prompts {
             // The last documents are those that match the question least.
             while sources.len() > 1 && prompt.len().saturating_add(answer) > context {
@@ -236,7 +268,7 @@ fn draw(
             }
         }
     }
-    Ok(Drawn { prompts, sources, tools })
+    Ok(Drawn { prompts, sources, tools: tools.map(Arc::new) })
 }
 
 /// Tokenises a request, and finds what its answer draws on and is held to.
@@ -255,7 +287,7 @@ fn prepare(
     let samplings = drawn.prompts.iter().map(sampling).collect::<Result<Vec<Sampling>>>()?;
     let vocab = engine.decoder().config().vocab;
     samplings.iter().try_for_each(|sampling| sampling.check_biases(vocab))?;
-    let form = form(engine, request, drawn.tools.as_ref())?;
+    let form = form(request, drawn.tools.as_ref())?;
     let echoed = match input {
         Input::Prompt if request.echoes()? => {
             request.prompts()?.into_iter().map(|text| text.text(engine)).collect()
@@ -269,24 +301,18 @@ fn prepare(
 /// either calls or of that format.
 ///
 /// # Errors
-/// If a format or the parameters of a tool are wrong.
-fn form(
-    engine: &Engine,
-    request: &CompletionRequest,
-    tools: Option<&ToolUse>,
-) -> Result<Option<(StructuredOutput, &'static str)>> {
+/// If a format is wrong.
+fn form(request: &CompletionRequest, tools: Option<&Arc<ToolUse>>) -> Result<Option<(Form, &'static str)>> {
     Ok(match (tools, request.structured_output()?) {
         (None, None) => None,
-        (None, Some((field, format))) => Some((format, field)),
+        (None, Some((field, format))) => Some((Form::Format(format), field)),
         (Some(_), Some(("structured_outputs", _))) => {
             let message = "structured_outputs cannot be given together with tools: response_format can";
             return Err(ApiError::field("structured_outputs", message));
         }
-        (Some(tools), _) if tools.is_forced() => Some((tools.output(engine)?, "tools")),
+        (Some(tools), _) if tools.is_forced() => Some((Form::Calls(tools.clone()), "tools")),
         (Some(_), None) => None,
-        (Some(tools), Some((field, format))) => {
-            Some((StructuredOutput::Either(vec![tools.output(engine)?, format]), field))
-        }
+        (Some(tools), Some((field, format))) => Some((Form::Either(tools.clone(), format), field)),
     })
 }
 
@@ -297,14 +323,14 @@ fn form(
 async fn compile(
     app: &App,
     tenant: &Tenant,
-    form: Option<(StructuredOutput, &'static str)>,
+    form: Option<(Form, &'static str)>,
     held: HeldBytes,
 ) -> Result<(Option<(Grammar, &'static str)>, HeldBytes)> {
-    let Some((output, field)) = form else { return Ok((None, held)) };
+    let Some((form, field)) = form else { return Ok((None, held)) };
     let (engine, deadline) = (tenant.engine.clone(), app.deadline(held.since()));
     let work = move || {
         let named = |error: EngineError| ApiError { param: Some(field.to_owned()), ..error.into() };
-        Ok((Some((engine.grammar(&output).map_err(named)?, field)), held))
+        Ok((Some((engine.grammar(&form.output(&engine)?).map_err(named)?, field)), held))
     };
     app.compile_grammar(tenant.namespace(), deadline, work).await
 }
@@ -352,5 +378,29 @@ impl AnswerEvents {
     /// The next event; none once all answers are complete.
     pub(super) async fn next(&mut self) -> Option<(usize, Event)> {
         self.0.next().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Patterns of a tool's parameters are read with its grammar, and not where requests are tokenised.
+    #[test]
+    fn the_form_of_calls_is_written_when_its_grammar_is() {
+        let tool = json!({ "type": "function", "function": { "name": "torque" } });
+        let format = json!({ "type": "json_object" });
+        for (choice, field) in [("required", "tools"), ("auto", "response_format")] {
+            let body = json!({ "tools": [tool], "tool_choice": choice, "response_format": format });
+            let request: CompletionRequest = serde_json::from_value(body).unwrap();
+            let tools = Arc::new(request.tool_use().unwrap().unwrap());
+            let expected = match choice {
+                "required" => Form::Calls(tools.clone()),
+                _ => Form::Either(tools.clone(), StructuredOutput::JsonObject),
+            };
+            assert_eq!(form(&request, Some(&tools)).unwrap(), Some((expected, field)));
+        }
     }
 }

@@ -6,7 +6,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use refrain::corpus::StoredDocument;
+use refrain::corpus::{Corpus, StoredDocument};
 use refrain::engine::IngestReport;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -17,7 +17,6 @@ use super::files::{self, FileFailure, Read};
 use super::upload::{AddDocumentsRequest, FileForm, Upload};
 use crate::api_error::{ApiError, ErrorResponse, Result};
 use crate::app::App;
-use crate::blocking::spawn_blocking;
 use crate::ingest::{Ingest, Ingested, pin_chunks};
 use crate::job::Event;
 use crate::tenant::Tenant;
@@ -240,8 +239,10 @@ pub(super) async fn list(
 ) -> Result<Response> {
     let Query(page) = page.map_err(|error| ApiError::field("limit", error.body_text()))?;
     let (after, limit) = (page.after.unwrap_or_default(), page.limit.unwrap_or(MAX_PAGE).clamp(1, MAX_PAGE));
-    let work = move || Ok(app.state.corpus.documents().list(tenant.namespace(), &after, limit)?);
-    let (documents, has_more) = spawn_blocking(work).await?;
+    let list = move |corpus: &Corpus, tenant: &Tenant| {
+        Ok(corpus.documents().list(tenant.namespace(), &after, limit)?)
+    };
+    let (documents, has_more) = app.on_documents(tenant, list).await?;
     let data: Vec<DocumentResponse> = documents.into_iter().map(DocumentResponse::from).collect();
     let last_id = data.last().map(|document| document.id.clone());
     Ok(axum::Json(DocumentListResponse { object: "list", data, has_more, last_id }).into_response())
@@ -257,15 +258,15 @@ pub(super) async fn list(
     ),
 )]
 pub(super) async fn show(State(app): State<App>, tenant: Tenant, PathText(id): PathText) -> Result<Response> {
-    let work = move || {
-        let (documents, namespace) = (app.state.corpus.documents(), tenant.namespace());
+    let show = move |corpus: &Corpus, tenant: &Tenant| {
+        let (documents, namespace) = (corpus.documents(), tenant.namespace());
         Ok(DocumentTextResponse {
-            document: app.state.corpus.get(&tenant.engine, &id)?.into(),
+            document: corpus.get(&tenant.engine, &id)?.into(),
             text: documents.document(namespace, &id)?.text,
             chunk_keys: documents.chunk_keys(namespace, &id)?.iter().map(ToString::to_string).collect(),
         })
     };
-    Ok(axum::Json(spawn_blocking(work).await?).into_response())
+    Ok(axum::Json(app.on_documents(tenant, show).await?).into_response())
 }
 
 /// Remove a document and its chunks, from memory, disk and the object store.
@@ -284,11 +285,11 @@ pub(super) async fn remove(
     tenant: Tenant,
     PathText(id): PathText,
 ) -> Result<Response> {
-    let work = move || {
-        app.state.corpus.remove(&tenant.engine, &id)?;
+    let remove = move |corpus: &Corpus, tenant: &Tenant| {
+        corpus.remove(&tenant.engine, &id)?;
         Ok(DeletedResponse { id, object: "document.deleted", deleted: true })
     };
-    Ok(axum::Json(spawn_blocking(work).await?).into_response())
+    Ok(axum::Json(app.on_documents(tenant, remove).await?).into_response())
 }
 
 /// Keep a document's chunks in the chunk store whatever room is needed, or let them be evicted again.
@@ -306,11 +307,11 @@ pub(super) async fn pin(
     PathText(id): PathText,
     Json(PinRequest { pinned }, _held): Json<PinRequest>,
 ) -> Result<Response> {
-    let work = move || {
-        let (documents, namespace) = (app.state.corpus.documents(), tenant.namespace());
-        app.state.corpus.get(&tenant.engine, &id)?;
-        pin_chunks(&tenant, &documents.keys_to_pin(namespace, &id, pinned)?, pinned)?;
-        Ok(DocumentResponse::from(app.state.corpus.set_pinned(namespace, &id, pinned)?))
+    let pin = move |corpus: &Corpus, tenant: &Tenant| {
+        let (documents, namespace) = (corpus.documents(), tenant.namespace());
+        corpus.get(&tenant.engine, &id)?;
+        pin_chunks(tenant, &documents.keys_to_pin(namespace, &id, pinned)?, pinned)?;
+        Ok(DocumentResponse::from(corpus.set_pinned(namespace, &id, pinned)?))
     };
-    Ok(axum::Json(spawn_blocking(work).await?).into_response())
+    Ok(axum::Json(app.on_documents(tenant, pin).await?).into_response())
 }

@@ -26,16 +26,7 @@ pub(super) fn event_stream(
 
 /// An event with a value as JSON.
 pub(super) fn json_event(value: &impl Serialize) -> Event {
-    with_json(Event::default(), value)
-}
-
-/// An event with a name, and a value as JSON.
-pub(super) fn named_event(name: &str, value: &impl Serialize) -> Event {
-    with_json(Event::default().event(name), value)
-}
-
-fn with_json(event: Event, value: &impl Serialize) -> Event {
-    event.json_data(value).unwrap_or_else(|error| {
+    Event::default().json_data(value).unwrap_or_else(|error| {
         let error = serde_json::json!(ApiError::internal(&error).body());
         Event::default().data(error.to_string())
     })

@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use crate::api_error::{ApiError, Result};
 use crate::app::App;
 pub(super) use crate::body::HeldBytes;
+use crate::body::receive_held;
 use crate::tenant::Tenant;
 
 /// Most bytes of a body that is parsed on the thread that received it.
@@ -36,8 +37,8 @@ impl FromRequestParts<App> for PathText {
     }
 }
 
-/// A body of JSON, within the server's limits on bytes and time. Its bytes count among those in flight until the request is preprocessed:
-/// they go with its work.
+/// A body of JSON, within the server's limits on bytes and time. The bytes that it takes, its values included, count among those in flight until the
+/// request is preprocessed: they go with its work.
 pub(super) struct Json<T>(pub(super) T, pub(super) HeldBytes);
 
 impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for Json<T> {
@@ -50,14 +51,14 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for Json<T> {
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
         }
         let tenant = app.tenant(request.headers())?;
-        let bytes = receive(request, app).await?;
-        let held = app.hold(bytes.len())?;
-        if bytes.len() <= SMALL_BODY {
-            return Ok(Json(parse(&bytes)?, held));
-        }
+        let (bytes, mut held) = receive(request, app, &tenant).await?;
+        let (is_small, deadline) = (bytes.len() <= SMALL_BODY, app.deadline(held.since()));
         // The parsed value may take many times the bytes of the body.
-        let deadline = app.deadline(held.since());
-        app.preprocess(tenant.namespace(), deadline, move || Ok(Json(parse(&bytes)?, held))).await
+        let parse = move || {
+            held.resize_to_parsed(&bytes)?;
+            Ok(Json(parse(&bytes)?, held))
+        };
+        if is_small { parse() } else { app.preprocess(tenant.namespace(), deadline, parse).await }
     }
 }
 
@@ -74,10 +75,15 @@ pub(super) fn has_type(headers: &HeaderMap, wanted: &str) -> bool {
     given.is_some_and(|given| given.to_ascii_lowercase().starts_with(wanted))
 }
 
-/// The bytes of a body, within the server's limits on bytes and time.
+/// The bytes of a tenant's body, within the server's limits on bytes and time. They count among those in flight.
 ///
 /// # Errors
 /// If the body is too large, breaks off or arrives too slowly, or too many bytes are arriving.
-pub(super) async fn receive(request: Request<Body>, app: &App) -> Result<Vec<u8>> {
-    crate::body::receive(request, &app.state.options, &app.state.bytes_in_flight).await
+pub(super) async fn receive(
+    request: Request<Body>,
+    app: &App,
+    tenant: &Tenant,
+) -> Result<(Vec<u8>, HeldBytes)> {
+    let held = app.state.bytes_in_flight.held_by(tenant.namespace());
+    receive_held(request, &app.state.options, held).await
 }

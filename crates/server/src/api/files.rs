@@ -85,10 +85,9 @@ async fn read_files(app: &App, tenant: &Tenant, (given, mut held): (Vec<Given>, 
             Given::File(file) => files += file.title.len() + file.bytes.len(),
         }
     }
-    held.resize(&app.state.options, texts)?;
-    let files = Arc::new(app.hold(files)?);
-    let options = &app.state.options;
-    let (max_text, deadline) = (options.max_body, app.deadline(held.since()));
+    held.resize(texts)?;
+    let files = Arc::new(held.beside(files)?);
+    let (max_text, deadline) = (app.state.options.max_body, app.deadline(held.since()));
     let mut read = Read { documents: Vec::new(), held, failures: Vec::new() };
     for given in given {
         match given {
@@ -114,7 +113,7 @@ async fn read_files(app: &App, tenant: &Tenant, (given, mut held): (Vec<Given>, 
                     );
                     return Err(ApiError::too_large(message));
                 }
-                read.held.resize(options, texts)?;
+                read.held.resize(texts)?;
             }
         }
     }

@@ -37,7 +37,7 @@ pub(super) struct ModelDefaults {
     method: String,
     /// Why that one.
     method_reason: String,
-    /// Tokens that stand before every chunk while it is prefilled: `none`, `bos`, `system`, or `text` for one of its own.
+    /// Tokens that stand before every chunk while it is prefilled: `none`, `bos`, `system`, `averaged` over several, or `text` for one of its own.
     prefix: String,
     /// Eviction policy with its options.
     evict: String,

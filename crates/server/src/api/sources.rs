@@ -80,16 +80,13 @@ fn listed(finder: &SourceFinder<'_>, list: &[DocumentReference]) -> Result<Vec<S
     let mut sources = Vec::with_capacity(list.len());
     for reference in list {
         let source = match reference {
-            DocumentReference::Id { id, parts } => {
-                let source = finder.stored(id, parts.as_deref(), tokens)?;
-                tokens = finder.count(tokens, &source)?;
-                source
-            }
+            DocumentReference::Id { id, parts } => finder.stored(id, parts.as_deref(), tokens)?,
             DocumentReference::Text(document) if document.text.trim().is_empty() => {
                 return Err(ApiError::field("documents", "a document has no text"));
             }
             DocumentReference::Text(document) => finder.given(&document.clone().into())?,
         };
+        tokens = finder.count(tokens, &source)?;
         sources.push(source);
     }
     Ok(sources)

@@ -94,9 +94,8 @@ impl FromRequest<App> for Upload {
             app.state.options.check_origin(request.headers())?;
         }
         // The form is parsed after the body has passed the server's limits.
-        let headers = request.headers().clone();
-        let bytes = receive(request, app).await?;
-        let held = app.hold(bytes.len())?;
+        let (headers, tenant) = (request.headers().clone(), app.tenant(request.headers())?);
+        let (bytes, held) = receive(request, app, &tenant).await?;
         let mut received = Request::new(Body::from(bytes));
         *received.headers_mut() = headers;
         DefaultBodyLimit::disable().apply(&mut received);

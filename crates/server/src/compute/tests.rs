@@ -67,6 +67,24 @@ fn a_prompt_that_nobody_waits_for_goes_wherever_it_stands() {
     assert!(clients[0].try_recv().is_err(), "the first goes on");
 }
 
+/// Routers take the prompts under way for work that a further request waits for.
+#[test]
+fn a_request_counts_as_waiting_until_its_first_token() {
+    let (engine, (shared, mut compute)) = (tiny_engine(), compute());
+    let load = || {
+        let (running, waiting, _) = shared.load();
+        (running, waiting)
+    };
+    let mut events = push(&shared, &engine, Job::Generate(Box::new(question(&engine))));
+    assert_eq!(load(), (0, 1), "it is in the queue");
+    compute.admit();
+    assert_eq!((load(), compute.prefills.len()), ((0, 1), 1));
+    compute.publish();
+    assert_eq!((load(), shared.metrics.requests.running.get()), ((0, 1), 1));
+    turns_until(&mut compute, |_| tokens(&mut events) > 0);
+    assert_eq!(load(), (1, 0));
+}
+
 /// Reading and tokenising a request is no part of its time in the queue.
 #[test]
 fn the_time_in_the_queue_begins_with_the_queue() {

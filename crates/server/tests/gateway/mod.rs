@@ -61,6 +61,20 @@ async fn the_planned_chunks_of_a_request_are_those_that_are_held_after_it() {
 }
 
 #[tokio::test]
+async fn a_plan_of_more_tokens_than_the_context_is_refused() {
+    let router = router(app(|options| options.namespace_key = Some(key(1))));
+    let anna = sign_tenant(&key(1), "anna", "a1");
+    let context =
+        post(&router, "/tokenize", json!({ "prompt": "a" })).await["max_model_len"].as_u64().unwrap();
+    for (tokens, expected) in [(context - 20, 200), (context, 400)] {
+        let prompts = json!([vec![5; tokens as usize], [5]]);
+        let body = json!({ "prompt": prompts, "documents": [{ "text": "A bolt." }] });
+        let response = signed(&router, "POST", "/internal/plan/completion", &anna, body).await;
+        assert_eq!(response.status(), expected, "{tokens}");
+    }
+}
+
+#[tokio::test]
 async fn a_forged_tenant_gets_nothing() {
     let document = json!({ "title": "Torque", "text": "A stem bolt is tightened to 5 Nm." });
     let router = router(app(|options| options.namespace_key = Some(key(1))));

@@ -1,13 +1,12 @@
 //! The events of a response's stream.
 
 use axum::response::sse::Event;
-use serde::Serialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::items::{OutputItem, OutputText};
 use super::object::ResponseObject;
-use crate::api::events::named_event;
 
 /// An event of a stream.
 #[derive(Debug, Serialize, ToSchema)]
@@ -67,8 +66,15 @@ pub(super) enum EventBody {
 
 impl ResponseEvent {
     pub(super) fn server_sent(&self) -> Event {
-        // The field `type`, which names the variant.
-        let event = json!(self);
-        named_event(event["type"].as_str().unwrap_or_default(), &event)
+        /// The field that names the variant.
+        #[derive(Deserialize)]
+        struct Named<'a> {
+            r#type: &'a str,
+        }
+
+        // A response repeats the tools of its request, which take many times their text as a value.
+        let event = serde_json::to_string(self).unwrap_or_default();
+        let name = serde_json::from_str(&event).map_or("", |Named { r#type }| r#type);
+        Event::default().event(name).data(&event)
     }
 }

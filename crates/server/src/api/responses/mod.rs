@@ -44,9 +44,10 @@ pub(super) async fn respond(
 ) -> Result<Response> {
     let (chat, messages) = request.chat()?;
     let named = |error: ApiError| messages.named(error);
-    let Asked { context, readers, mut events, held, .. } =
+    let Asked { context, readers, mut events, mut held, .. } =
         ask(&app, tenant, (chat, held), Input::Messages).await.map_err(named)?;
     let stream = request.stream.unwrap_or(false);
+    held.resize(request.repeated_bytes().min(held.bytes()))?;
     let builder = ResponseBuilder::new(&app.state.options.served_model_name, request, context);
     let reader = readers.into_iter().next().ok_or_else(lost)?;
     let output = Output::default();
@@ -88,7 +89,7 @@ struct Writer {
     output: Output,
     sequence: usize,
     is_over: bool,
-    /// The bytes of the request, which its response repeats in part.
+    /// The bytes of the request that its response repeats.
     _held: HeldBytes,
 }
 

@@ -10,6 +10,7 @@ use crate::api::request::{
     ToolDefinition, null_is_default, tool_choice_schema,
 };
 use crate::api_error::{ApiError, Result};
+use crate::body::parsed_bytes;
 
 /// A request for a response. Unknown fields are ignored. OpenAI's fields that are not supported are refused by name. Nothing is stored,
 /// so that a conversation goes on with all of its items in `input`.
@@ -153,6 +154,13 @@ impl ResponsesRequest {
         request.tool_choice = self.tool_choice.as_ref().map(tool_choice);
         request.parallel_tool_calls = self.parallel_tool_calls;
         Ok((request, messages))
+    }
+
+    /// Bytes of the fields that the response repeats.
+    pub(super) fn repeated_bytes(&self) -> usize {
+        let ResponsesRequest { instructions, tools, tool_choice, text, metadata, .. } = self;
+        let repeated = serde_json::to_vec(&(instructions, tools, tool_choice, text, metadata));
+        repeated.map_or(0, |repeated| parsed_bytes(&repeated))
     }
 
     /// Refuses fields that are not supported, unless their value asks for nothing.
