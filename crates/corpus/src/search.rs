@@ -8,62 +8,19 @@ use tantivy::query::{Bm25StatisticsProvider, BooleanQuery, ConstScoreQuery, Occu
 use tantivy::schema::{
     Field, INDEXED, IndexRecordOption, STORED, STRING, Schema, TextFieldIndexing, TextOptions, Value,
 };
-use tantivy::tokenizer::{Token, TokenStream, Tokenizer};
 use tantivy::{Index, IndexReader, IndexWriter, ReloadPolicy, Searcher, TantivyDocument, Term, doc};
-use unicode_segmentation::UnicodeSegmentation;
 
+use self::words::{WordTokenizer, in_namespace, normalized, words};
 use crate::error::{Error, Result};
+
+mod words;
 
 /// Memory of the index's writer, in bytes: the least that tantivy accepts.
 const WRITER_BYTES: usize = 16 << 20;
 /// Most words of a question that are searched for.
 const MAX_QUERY_WORDS: usize = 256;
-/// Most bytes of a word that is indexed.
-const MAX_WORD_BYTES: usize = 128;
 /// Name of [`WordTokenizer`] in the index.
 const TOKENIZER: &str = "words";
-
-/// Splits a text into words by UAX #29, in lower case. In scripts without spaces, such as Chinese, each character is a word.
-#[derive(Clone, Debug)]
-struct WordTokenizer;
-
-/// The words of a text.
-struct WordStream {
-    words: Vec<Token>,
-    /// Index of the next word.
-    next: usize,
-}
-
-impl Tokenizer for WordTokenizer {
-    type TokenStream<'a> = WordStream;
-
-    fn token_stream<'a>(&'a mut self, text: &'a str) -> WordStream {
-        let words = text.unicode_word_indices().filter(|(_, word)| word.len() <= MAX_WORD_BYTES).enumerate();
-        let words = words.map(|(position, (from, word))| Token {
-            offset_from: from,
-            offset_to: from + word.len(),
-            position,
-            text: word.to_lowercase(),
-            position_length: 1,
-        });
-        WordStream { words: words.collect(), next: 0 }
-    }
-}
-
-impl TokenStream for WordStream {
-    fn advance(&mut self) -> bool {
-        self.next += 1;
-        self.next <= self.words.len()
-    }
-
-    fn token(&self) -> &Token {
-        &self.words[self.next - 1]
-    }
-
-    fn token_mut(&mut self) -> &mut Token {
-        &mut self.words[self.next - 1]
-    }
-}
 
 /// A chunk that a search found.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,7 +35,6 @@ pub struct Hit {
 
 /// An index of the chunks of all namespaces; a search sees one namespace.
 pub(crate) struct SearchIndex {
-    index: Index,
     reader: IndexReader,
     writer: Mutex<IndexWriter>,
     /// Number of words of each document, by namespace.
@@ -89,20 +45,8 @@ pub(crate) struct SearchIndex {
 /// BM25's statistics of one namespace, so that other tenants' texts change neither scores nor order.
 struct NamespaceStatistics<'a> {
     searcher: &'a Searcher,
-    namespace: Term,
     chunks: u64,
     words: u64,
-}
-
-impl NamespaceStatistics<'_> {
-    /// Number of the namespace's chunks, or of those that have `term`.
-    fn count(&self, term: Option<&Term>) -> tantivy::Result<u64> {
-        let of = |term: &Term| -> (Occur, Box<dyn Query>) {
-            (Occur::Must, Box::new(TermQuery::new(term.clone(), IndexRecordOption::Basic)))
-        };
-        let query = BooleanQuery::new(term.iter().copied().chain([&self.namespace]).map(of).collect());
-        Ok(self.searcher.search(&query, &Count)? as u64)
-    }
 }
 
 impl Bm25StatisticsProvider for NamespaceStatistics<'_> {
@@ -114,8 +58,9 @@ impl Bm25StatisticsProvider for NamespaceStatistics<'_> {
         Ok(self.chunks)
     }
 
+    /// A word's term is of one namespace alone.
     fn doc_freq(&self, term: &Term) -> tantivy::Result<u64> {
-        self.count(Some(term))
+        count(self.searcher, term)
     }
 }
 
@@ -125,7 +70,14 @@ struct Fields {
     document: Field,
     namespace: Field,
     chunk: Field,
+    /// The namespace and a text of it, whose words are indexed together with the namespace: a search reads nothing of other tenants'
+    /// words, and takes no time for them.
     text: Field,
+}
+
+/// Number of the chunks that have a term.
+fn count(searcher: &Searcher, term: &Term) -> tantivy::Result<u64> {
+    Ok(searcher.search(&TermQuery::new(term.clone(), IndexRecordOption::Basic), &Count)? as u64)
 }
 
 fn failed(error: tantivy::TantivyError) -> Error {
@@ -134,20 +86,20 @@ fn failed(error: tantivy::TantivyError) -> Error {
 
 impl SearchIndex {
     pub(crate) fn new() -> Result<SearchIndex> {
-        let words = TextFieldIndexing::default().set_tokenizer(TOKENIZER);
-        let words = words.set_index_option(IndexRecordOption::WithFreqs);
+        let indexed = TextFieldIndexing::default().set_tokenizer(TOKENIZER);
+        let indexed = indexed.set_index_option(IndexRecordOption::WithFreqs);
         let mut schema = Schema::builder();
         let fields = Fields {
             document: schema.add_text_field("document", STRING | STORED),
             namespace: schema.add_text_field("namespace", STRING),
             chunk: schema.add_u64_field("chunk", INDEXED | STORED),
-            text: schema.add_text_field("text", TextOptions::default().set_indexing_options(words)),
+            text: schema.add_text_field("text", TextOptions::default().set_indexing_options(indexed)),
         };
         let index = Index::create_in_ram(schema.build());
-        index.tokenizers().register(TOKENIZER, WordTokenizer);
+        index.tokenizers().register(TOKENIZER, WordTokenizer::default());
         let writer = index.writer_with_num_threads(1, WRITER_BYTES).map_err(failed)?;
         let reader = index.reader_builder().reload_policy(ReloadPolicy::Manual).try_into().map_err(failed)?;
-        Ok(SearchIndex { index, reader, writer: Mutex::new(writer), word_counts: Mutex::default(), fields })
+        Ok(SearchIndex { reader, writer: Mutex::new(writer), word_counts: Mutex::default(), fields })
     }
 
     /// Indexes the chunk texts of documents, given by namespace and id, in place of those that the ids had before.
@@ -160,15 +112,15 @@ impl SearchIndex {
         for (namespace, id, chunks) in documents {
             let name = document_term(&namespace, &id);
             writer.delete_term(Term::from_field_text(document, &name));
-            let words = chunks.iter().map(|text| self.words(text).map(|words| words.len() as u64));
-            let words = words.sum::<Result<u64>>()?;
-            for (index, chunk_text) in chunks.into_iter().enumerate() {
+            let count = chunks.iter().map(|text| words(&normalized(text)).count() as u64).sum();
+            for (index, chunk_text) in chunks.iter().enumerate() {
                 let entry = doc!(
-                    document => name.clone(), of => namespace_term(&namespace), chunk => index as u64, text => chunk_text
+                    document => name.clone(), of => namespace_term(&namespace), chunk => index as u64,
+                    text => in_namespace(&namespace, chunk_text)
                 );
                 writer.add_document(entry).map_err(failed)?;
             }
-            self.word_counts().entry(namespace).or_default().insert(id, words);
+            self.word_counts().entry(namespace).or_default().insert(id, count);
         }
         writer.commit().map_err(failed)?;
         self.reader.reload().map_err(failed)
@@ -186,44 +138,34 @@ impl SearchIndex {
         self.word_counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The words of a text, in order.
-    fn words(&self, text: &str) -> Result<Vec<String>> {
-        let mut analyzer = self.index.tokenizer_for_field(self.fields.text).map_err(failed)?;
-        let mut words = Vec::new();
-        analyzer.token_stream(text).process(&mut |token| words.push(token.text.clone()));
-        Ok(words)
-    }
-
     /// The `limit` chunks of a namespace that match a question best, best first; ties go to the earlier document and chunk.
     pub(crate) fn search(&self, namespace: &str, question: &str, limit: usize) -> Result<Vec<Hit>> {
         let mut seen = HashSet::new();
-        let words = self.words(question)?.into_iter().filter(|word| seen.insert(word.clone()));
-        let words = words.take(MAX_QUERY_WORDS).map(|word| Term::from_field_text(self.fields.text, &word));
-        let words: Vec<Term> = words.collect();
-        if words.is_empty() || limit == 0 {
+        let question = normalized(question);
+        let terms = words(&question).filter(|word| seen.insert(word.clone())).take(MAX_QUERY_WORDS);
+        let terms =
+            terms.map(|word| Term::from_field_text(self.fields.text, &in_namespace(namespace, &word)));
+        let terms: Vec<Term> = terms.collect();
+        if terms.is_empty() || limit == 0 {
             return Ok(Vec::new());
         }
-        let namespace_field = Term::from_field_text(self.fields.namespace, &namespace_term(namespace));
+        let of_namespace = Term::from_field_text(self.fields.namespace, &namespace_term(namespace));
         let searcher = self.reader.searcher();
-        let total_words = self.word_counts().get(namespace).map_or(0, |documents| documents.values().sum());
-        let mut statistics = NamespaceStatistics {
-            searcher: &searcher,
-            namespace: namespace_field.clone(),
-            chunks: 0,
-            words: total_words,
-        };
-        statistics.chunks = statistics.count(None).map_err(failed)?;
+        let words = self.word_counts().get(namespace).map_or(0, |documents| documents.values().sum());
+        let chunks = count(&searcher, &of_namespace).map_err(failed)?;
+        let statistics = NamespaceStatistics { searcher: &searcher, chunks, words };
         if statistics.chunks == 0 {
             return Ok(Vec::new());
         }
         let limit = limit.min(usize::try_from(statistics.chunks).unwrap_or(usize::MAX));
         let of = |term: Term, record| -> Box<dyn Query> { Box::new(TermQuery::new(term, record)) };
-        let any = words.into_iter().map(|word| (Occur::Should, of(word, IndexRecordOption::WithFreqs)));
-        // The namespace filters and adds nothing to the score.
-        let in_namespace = ConstScoreQuery::new(of(namespace_field, IndexRecordOption::Basic), 0.0);
+        let any = terms.into_iter().map(|word| (Occur::Should, of(word, IndexRecordOption::WithFreqs)));
+        // The namespace adds nothing to the score. Without it tantivy would sum the words' scores in an order that differs from chunk to
+        // chunk, and chunks of one score would differ in their last bits.
+        let of_namespace = ConstScoreQuery::new(of(of_namespace, IndexRecordOption::Basic), 0.0);
         let query = BooleanQuery::new(vec![
             (Occur::Must, Box::new(BooleanQuery::new(any.collect())) as Box<dyn Query>),
-            (Occur::Must, Box::new(in_namespace)),
+            (Occur::Must, Box::new(of_namespace)),
         ]);
         // Among chunks of one score the collector takes those that were indexed first, which a restart changes. So all of the last
         // score are collected, and sorted below.
@@ -296,6 +238,12 @@ mod tests {
         let before = best("", "stem bolt", 5);
         add("other", vec![("more".to_owned(), texts(&["bolt bolt bolt", "a stem", "stem stem bolt"]))]);
         assert_eq!(best("", "stem bolt", 5), before);
+        // The chunks of a word's term are those of one namespace.
+        let chunks = |namespace| {
+            let term = Term::from_field_text(search.fields.text, &in_namespace(namespace, "bolt"));
+            count(&search.reader.searcher(), &term).unwrap()
+        };
+        assert_eq!((chunks(""), chunks("other"), chunks("none")), (1, 3, 0));
         // Chunks of one score come in the order of their documents, whichever was indexed first.
         let twins = (0..9).rev().map(|index| (format!("twin {index}"), texts(&["a hub gear"]))).collect();
         add("twins", twins);
@@ -316,6 +264,11 @@ mod tests {
         assert_eq!(best("", "螺栓的力矩是多少？", 1)[0].document, "bolt");
         assert_eq!(best("", "後輪のスポーク", 1)[0].document, "wheel");
         assert_eq!(best("", "köln ça", 1)[0].document, "straße");
+        assert_eq!(best("", "Straße", 1)[0].document, "straße");
+        let french = texts(&["L’eau bout à 100 °C.", "Voir le fichier max_body.yaml."]);
+        add("", vec![("eau".to_owned(), french)]);
+        let found = |question| (best("", question, 1)[0].document.clone(), best("", question, 1)[0].chunk);
+        assert_eq!((found("eau ?"), found("yaml")), (("eau".to_owned(), 0), ("eau".to_owned(), 1)));
         search.remove("", "wheels").unwrap();
         assert!(best("", "spokes", 5).is_empty());
     }

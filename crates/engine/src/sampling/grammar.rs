@@ -11,8 +11,9 @@ use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokR
 use llguidance::{Matcher, ParserFactory};
 use refrain_model::Tokenizer;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Deserializer, Value, json};
 
+use super::limits::{check_expression, check_lark, check_text};
 use super::schema::prepare;
 use crate::{Error, Result};
 
@@ -53,9 +54,11 @@ impl StructuredOutput {
         match self {
             StructuredOutput::JsonObject => json_grammar(&object),
             StructuredOutput::JsonSchema(schema) => json_grammar(schema),
-            StructuredOutput::Regex(regex) => Ok(TopLevelGrammar::from_regex(regex)),
+            StructuredOutput::Regex(regex) => {
+                check_expression(regex).map(|()| TopLevelGrammar::from_regex(regex))
+            }
             StructuredOutput::Choice(choices) => choice(choices),
-            StructuredOutput::Lark(grammar) => Ok(TopLevelGrammar::from_lark(grammar.clone())),
+            StructuredOutput::Lark(grammar) => lark(grammar),
             StructuredOutput::Either(outputs) => either(outputs),
         }
     }
@@ -85,6 +88,7 @@ fn json_grammar(schema: &Value) -> std::result::Result<TopLevelGrammar, String> 
         Value::Object(_) => schema.clone(),
         _ => return Err("a JSON schema is an object".to_owned()),
     };
+    check_text(&schema.to_string())?;
     prepare(&mut schema)?;
     // A schema's own options would lift the bound on white space, and could make the grammar one of another kind. Whether exactly one part of
     // `oneOf` holds cannot be told before the end of a value.
@@ -99,6 +103,23 @@ fn choice(choices: &[String]) -> std::result::Result<TopLevelGrammar, String> {
     // Lark writes texts as JSON does.
     let texts: Vec<String> = choices.iter().map(|choice| Value::from(choice.as_str()).to_string()).collect();
     Ok(TopLevelGrammar::from_lark(format!("start: {}", texts.join(" | "))))
+}
+
+/// A Lark grammar, whose JSON schemas may be longer than the rest of it.
+fn lark(text: &str) -> std::result::Result<TopLevelGrammar, String> {
+    check_text(text)?;
+    let (mut rest, mut bytes) = (text, text.len());
+    while let Some((_, after)) = rest.split_once("%json") {
+        rest = after;
+        let mut values = Deserializer::from_str(after).into_iter();
+        if let Some(Ok(mut schema @ Value::Object(_))) = values.next() {
+            prepare(&mut schema)?;
+            rest = &after[values.byte_offset()..];
+            bytes -= values.byte_offset();
+        }
+    }
+    check_lark(bytes)?;
+    Ok(TopLevelGrammar::from_lark(text.to_owned()))
 }
 
 /// A compiled grammar at the beginning of an answer. A clone shares nothing that changes.
@@ -224,5 +245,38 @@ impl GrammarCompiler {
         let first = matcher.compute_mask_or_eos();
         first.map_err(|error| refused(error, "no text satisfies this schema or grammar"))?;
         Ok(Grammar(matcher))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grammars_beyond_the_limits_are_refused_before_they_are_parsed() {
+        let lark = |text: String| StructuredOutput::Lark(format!("start: {text}"));
+        let schema = json!({ "properties": { "code": { "pattern": "a?".repeat(4097) } } });
+        for (output, reason) in [
+            (StructuredOutput::Regex(r"\w".repeat(1025)), "1024 are"),
+            (StructuredOutput::Regex("a?".repeat(4097)), "8192 are"),
+            (lark(format!("/{}/", r"\pL".repeat(1025))), "1024 are"),
+            (lark("\"a\"? ".repeat(8000)), "32768 are"),
+            (lark(format!("\"{}\"", "a".repeat(300_000))), "262144 are"),
+            (lark(format!("\"x\" %json {schema}")), "\"code\""),
+            (StructuredOutput::JsonSchema(schema), "\"code\""),
+            (StructuredOutput::JsonSchema(json!({ "title": "a".repeat(300_000) })), "262144 are"),
+        ] {
+            let error = output.grammar().map(|_| ()).unwrap_err();
+            assert!(error.contains(reason), "{}", &error[..error.len().min(300)]);
+        }
+        let description = "Is it a %json {} schema? ".repeat(4000);
+        let schema = json!({ "description": description, "pattern": r"^\w+$" });
+        for output in [
+            StructuredOutput::Regex("a?".repeat(4096)),
+            lark(format!("%json {schema} \"\\n\" %json {{}}")),
+            StructuredOutput::JsonSchema(schema),
+        ] {
+            assert!(output.grammar().is_ok());
+        }
     }
 }

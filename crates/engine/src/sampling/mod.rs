@@ -1,6 +1,7 @@
 //! How tokens are chosen: options, penalties, random draws, and the grammar that an answer has to follow.
 
 mod grammar;
+mod limits;
 mod sampler;
 mod schema;
 

@@ -4,6 +4,8 @@ use llguidance::derivre::RegexBuilder;
 use llguidance::regex_to_lark;
 use serde_json::{Map, Value};
 
+use super::limits::{check_expression, check_text};
+
 /// The formats of strings that answers are held to.
 const FORMATS: [&str; 10] =
     ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"];
@@ -17,7 +19,7 @@ const NAMED: [&str; 4] = ["$defs", "definitions", "patternProperties", "properti
 /// Leaves out keywords of null and formats that are not [`FORMATS`], which are annotations.
 ///
 /// # Errors
-/// If a pattern cannot be read; the error is its message.
+/// If a pattern is too long or cannot be read; the error is its message.
 pub(super) fn prepare(schema: &mut Value) -> Result<(), String> {
     each(schema, "", &mut |name, fields| {
         leave_out_nulls(fields);
@@ -27,25 +29,27 @@ pub(super) fn prepare(schema: &mut Value) -> Result<(), String> {
         let named = fields.get("patternProperties").and_then(Value::as_object);
         let named = named.into_iter().flat_map(Map::keys).map(String::as_str);
         let pattern = fields.get("pattern").and_then(Value::as_str);
-        match pattern.into_iter().chain(named).find(|pattern| !is_readable(pattern)) {
-            Some(pattern) => Err(format!(
-                "the pattern {pattern:?} of {name:?} is no regular expression without look-around and references"
-            )),
-            None => Ok(()),
+        let patterns = pattern.into_iter().chain(named);
+        for pattern in patterns {
+            check_readable(pattern)
+                .map_err(|reason| format!("the pattern of {name:?}: {reason}: {pattern:?}"))?;
         }
+        Ok(())
     })
 }
 
 /// Leaves out of a schema that need not hold in full, as that of a tool's arguments, keywords of null and patterns that no grammar reads:
-/// those with look-around or references.
+/// those with look-around or references, and those that are too long or have too many Unicode classes.
 pub fn without_unreadable(mut schema: Value) -> Value {
+    let is_within_limits = check_text(&schema.to_string()).is_ok();
+    let is_kept = |pattern: &str| is_within_limits && check_readable(pattern).is_ok();
     let left_out = each(&mut schema, "", &mut |_, fields| {
         leave_out_nulls(fields);
-        if fields.get("pattern").and_then(Value::as_str).is_some_and(|pattern| !is_readable(pattern)) {
+        if fields.get("pattern").and_then(Value::as_str).is_some_and(|pattern| !is_kept(pattern)) {
             fields.remove("pattern");
         }
         if let Some(named) = fields.get_mut("patternProperties").and_then(Value::as_object_mut) {
-            named.retain(|pattern, _| is_readable(pattern));
+            named.retain(|pattern, _| is_kept(pattern));
         }
         Ok(())
     });
@@ -57,9 +61,13 @@ fn leave_out_nulls(fields: &mut Map<String, Value>) {
     fields.retain(|key, value| !value.is_null() || DATA.contains(&key.as_str()));
 }
 
-/// Whether a grammar can be made of a pattern, which is read as `llguidance` reads it.
-fn is_readable(pattern: &str) -> bool {
-    RegexBuilder::new().mk_regex_for_serach(&regex_to_lark(pattern, "dw")).is_ok()
+/// Whether a grammar can be made of a pattern, which is read as `llguidance` reads it; the error says why not.
+fn check_readable(pattern: &str) -> Result<(), String> {
+    check_expression(pattern)?;
+    match RegexBuilder::new().mk_regex_for_serach(&regex_to_lark(pattern, "dw")) {
+        Ok(_) => Ok(()),
+        Err(_) => Err("it is no regular expression without look-around and references".to_owned()),
+    }
 }
 
 /// A visitor of a schema and of the name that the schema stands under. Its error refuses the schema.
@@ -136,5 +144,8 @@ mod tests {
         assert!(prepared(by_name.clone()).is_err());
         assert_eq!(without_unreadable(by_name), json!({ "patternProperties": { "^x_": {} } }));
         assert_eq!(without_unreadable(json!({ "required": null })), json!({}));
+        for long in ["a".repeat(8193), r"\w".repeat(1025)] {
+            assert_eq!(without_unreadable(json!({ "pattern": long })), json!({}));
+        }
     }
 }
