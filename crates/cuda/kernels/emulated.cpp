@@ -52,10 +52,16 @@ static char* guarded(size_t bytes) {
 static void release(char* pages, size_t bytes) { munmap(pages - PAGE, bytes + 2 * PAGE); }
 static size_t whole_pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
-// Memory, from its first byte on to a page's end.
+// Memory, from its first byte on to a page's end, and what a launch does with it.
 struct Region {
     char* first;
     size_t bytes;
+    bool is_constant; // may be read while the kernels before are busy
+    bool is_written;
+    void protect(int protection) const {
+        char* page = (char*)((uintptr_t)first / PAGE * PAGE);
+        mprotect(page, whole_pages((size_t)(first - page) + bytes), protection);
+    }
 };
 
 // What a thread of the host keeps from launch to launch.
@@ -66,7 +72,7 @@ struct Workplace {
     std::vector<Group> groups;
     std::vector<BulkCopy> bulk_copies;
     std::vector<char*> owned;
-    std::vector<Region> regions; // those of the launch that kernels before it may use
+    std::vector<Region> regions; // those of the launch, if no other thread uses them
     char* shared = guarded(whole_pages(MOST_SHARED_HOPPER));
     sigjmp_buf after_fault;
     u64 random;
@@ -102,7 +108,14 @@ static struct sigaction faults_before;
 // A fault inside a launch ends the launch; any other goes where faults went before.
 static void on_fault(int signal, siginfo_t* info, void* context) {
     if (after_fault) {
-        const char* what = now.is_early ? "outside of memory, or in that of kernels that have not been waited for" : "outside of memory";
+        const auto is_read = [&](const Region& region) {
+            const size_t at = (size_t)((char*)info->si_addr - region.first);
+            return at < region.bytes && !region.is_written && (region.is_constant || !now.is_early);
+        };
+        const auto& regions = workplace->regions;
+        const char* what = std::any_of(regions.begin(), regions.end(), is_read) ? "a write to memory that the launch only reads"
+                           : now.is_early ? "outside of memory, or in that of kernels that have not been waited for"
+                                          : "outside of memory";
         snprintf(now.error, ERROR, "block %u,%u,%u, thread %u: an access to %p, %s", now.block.x, now.block.y, now.block.z, now.self,
                  info->si_addr, what);
         siglongjmp(*after_fault, 1);
@@ -122,10 +135,8 @@ static void set_early(bool is_early) {
     if (now.is_early == is_early) return;
     now.is_early = is_early;
     now.kernels_done += !is_early;
-    for (const Region& region : workplace->regions) {
-        char* page = (char*)((uintptr_t)region.first / PAGE * PAGE);
-        mprotect(page, whole_pages((size_t)(region.first - page) + region.bytes), is_early ? PROT_NONE : PROT_READ | PROT_WRITE);
-    }
+    for (const Region& region : workplace->regions)
+        region.protect(is_early && !region.is_constant ? PROT_NONE : region.is_written ? PROT_READ | PROT_WRITE : PROT_READ);
 }
 
 static void enter() {
@@ -249,6 +260,7 @@ static int run_grid(u32 threads, u32 shared, bool is_early) {
         after_fault = nullptr;
     }
     set_early(false);
+    for (const Region& region : workplace->regions) region.protect(PROT_READ | PROT_WRITE);
     if (now.failed) workplace->stacks = workplace->owned; // fibers that will not come back are forgotten
     return now.failed;
 }
@@ -273,7 +285,7 @@ void emulator_free(void* memory, size_t bytes) {
 }
 
 // Runs a kernel for each block of a grid. `arguments` are pointers to values of `sizes` bytes. The first block begins while kernels before it still use
-// the memory of `regions`, if there are any. Returns 0, or writes why not to `error` (512 bytes).
+// the memory of `regions`, if there are any, but for what is constant; what is not written may only be read. Returns 0, or writes why not to `error` (512 bytes).
 int emulator_launch(const char* name, const u32* blocks, u32 threads, u32 shared, u64 seed, u64 launch, const size_t* sizes,
                     void** arguments, size_t count, const emulator::Region* regions, size_t regions_count, char* error) {
     using namespace emulator;

@@ -102,6 +102,11 @@ pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
     /// If there is not as much; the driver goes on then. Any other error is kept for [`Driver::failure`].
     fn alloc(&self, bytes: usize) -> Result<Self::Memory, DriverError>;
 
+    /// Memory like that of [`Driver::alloc`]; none if it would have to wait for what is queued.
+    fn try_alloc(&self, bytes: usize) -> Option<Self::Memory> {
+        self.alloc(bytes).ok()
+    }
+
     /// Makes `bytes` bytes from `at` on zeros.
     fn zero(&self, memory: &Self::Memory, at: usize, bytes: usize);
 

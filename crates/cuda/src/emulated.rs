@@ -47,12 +47,15 @@ unsafe extern "C" {
 struct Region {
     first: *mut c_void,
     bytes: usize,
+    is_constant: bool,
+    is_written: bool,
 }
 
 /// Kernels on emulated threads. Everything is done when a call returns.
 ///
 /// The first block of a launch begins as if the kernels before were busy: memory of arguments that are not [`Arg::Constant`] may not be touched until the
-/// block waits for them, unless other threads use the driver meanwhile. A block that does not wait fails.
+/// block waits for them, unless other threads use the driver meanwhile. A block that does not wait fails, and so does one that writes to memory of
+/// which no argument is [`Arg::Memory`].
 ///
 /// The order of threads follows from the seed. With an odd seed an asynchronous copy lands at once, with an even one when it is waited for; a
 /// product of Hopper, too, with seeds below 4, and the other way round from 4 to 7. A seed that leaves 2 or 3 divided by 4 emulates a Hopper
@@ -346,16 +349,7 @@ impl Driver for Emulated {
         // The launch closes the memory of its arguments until its first block waits for the kernels before. Other threads that use memory now keep it open.
         let alone = self.state.touch_alone();
         let _touching = alone.is_none().then(|| self.state.touch());
-        let mut regions: Vec<Region> = Vec::new();
-        for arg in args {
-            if let Arg::Memory(memory, _) | Arg::Read(memory, _) = arg
-                && alone.is_some()
-                && memory.bytes > 0
-                && regions.iter().all(|region| region.first != memory.at.as_ptr().cast())
-            {
-                regions.push(Region { first: memory.at.as_ptr().cast(), bytes: memory.bytes });
-            }
-        }
+        let regions = if alone.is_some() { regions_of(args) } else { Vec::new() };
         let mut error = [0u8; ERROR_BYTES];
         let launch = self.state.launches.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the emulator asserts that number and sizes of arguments are the kernel's; memory that they point to lives as long
@@ -391,4 +385,27 @@ impl Driver for Emulated {
     fn beside(&self) -> Emulated {
         self.clone()
     }
+}
+
+/// The memory of a launch, with what its arguments let the kernel do with it.
+fn regions_of(args: &[Arg<'_, EmulatedMemory>]) -> Vec<Region> {
+    let mut regions: Vec<Region> = Vec::new();
+    for arg in args {
+        let (memory, is_constant, is_written) = match arg {
+            Arg::Memory(memory, _) => (memory, false, true),
+            Arg::Read(memory, _) => (memory, false, false),
+            Arg::Constant(memory, _) => (memory, true, false),
+            Arg::Null | Arg::U32(_) | Arg::U64(_) | Arg::F32(_) => continue,
+        };
+        let first = memory.at.as_ptr().cast();
+        match regions.iter_mut().find(|region| region.first == first) {
+            Some(region) => {
+                region.is_constant &= is_constant;
+                region.is_written |= is_written;
+            }
+            None if memory.bytes == 0 => {}
+            None => regions.push(Region { first, bytes: memory.bytes, is_constant, is_written }),
+        }
+    }
+    regions
 }

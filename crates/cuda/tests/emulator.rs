@@ -27,6 +27,28 @@ fn an_access_past_the_end_is_an_error_and_not_the_end() {
 }
 
 #[test]
+fn memory_that_a_launch_only_reads_is_not_written() {
+    let driver = Emulated::new(1);
+    let [x, y] = [(); 2].map(|()| driver.alloc(512 * 4).unwrap());
+    [&x, &y].into_iter().for_each(|memory| driver.zero(memory, 0, 512 * 4));
+    driver.wait().unwrap();
+    let add = |to, from| driver.launch("add", GRID, &[to, from, Arg::U64(512)]);
+    add(Arg::Memory(&x, 0), Arg::Read(&y, 0));
+    add(Arg::Memory(&x, 0), Arg::Constant(&y, 0));
+    // What is written by another argument may be.
+    add(Arg::Memory(&x, 0), Arg::Read(&x, 0));
+    driver.wait().unwrap();
+    driver.zero(&y, 0, 512 * 4);
+    driver.wait().unwrap();
+    for to in [Arg::Read(&y, 0), Arg::Constant(&y, 0)] {
+        let driver = Emulated::new(1);
+        driver.launch("add", GRID, &[to, Arg::Memory(&x, 0), Arg::U64(512)]);
+        let error = driver.wait().unwrap_err();
+        assert!(error.0.contains("a write to memory that the launch only reads"), "{error}");
+    }
+}
+
+#[test]
 fn a_launch_that_does_not_fit_its_kernel_is_refused() {
     fn args(x: &EmulatedMemory) -> Vec<Arg<'_, EmulatedMemory>> {
         vec![Arg::Memory(x, 0), Arg::Memory(x, 0), Arg::U64(1)]

@@ -9,6 +9,7 @@ use std::process::Command;
 use std::thread;
 
 use bytes::BytesMut;
+use cudarc::driver::result::ctx;
 use refrain_cuda::{Arg, Driver, Grid, Nvidia, NvidiaMemory};
 use refrain_kernels::{Dtype, HostBytes, HostSlice};
 
@@ -464,6 +465,10 @@ fn the_first_error_is_kept() {
 
         let other = Nvidia::open(0).unwrap();
         other.launch("crash", grid, &[]);
+        // A GPU that has failed while it was idle says so when it is asked for its memory.
+        assert_eq!(other.failure(), None);
+        other.memory();
+        assert!(other.failure().unwrap().to_string().contains("an illegal address"));
         let error = other.wait().unwrap_err().to_string();
         assert!(error.starts_with("waiting for the GPU: an illegal address"), "{error}");
     });
@@ -505,9 +510,79 @@ fn bytes_outside_of_memory_are_refused() {
 }
 
 #[test]
+fn a_gpu_that_cannot_be_asked_hides_no_other() {
+    let settings = [("FAKE_CUDA_DEVICES", "2"), ("FAKE_CUDA_LOST", "0")];
+    with_library("a_gpu_that_cannot_be_asked_hides_no_other", &[&settings], || {
+        assert_eq!(Nvidia::open(1).unwrap().name(), "Fake 1");
+        let error = Nvidia::open(0).unwrap_err().to_string();
+        assert!(error.starts_with("finding the GPU: "), "{error}");
+    });
+}
+
+#[test]
+fn memory_that_a_piece_of_work_may_do_without_is_not_waited_for() {
+    with_library("memory_that_a_piece_of_work_may_do_without_is_not_waited_for", &[&[]], || {
+        let driver = Nvidia::open(0).unwrap();
+        // A wait would not end before the release.
+        launch(&driver, "hold");
+        assert!(driver.try_alloc(2 << 30).is_none());
+        let memory = driver.try_alloc(4).unwrap();
+        driver.write(&memory, 0, &[1, 0, 0, 0]);
+        launch(&driver.beside(), "release");
+        assert_eq!(words(&driver, &memory, 1), [1]);
+        assert_eq!(driver.failure(), None);
+    });
+}
+
+#[test]
+fn memory_is_freed_behind_a_write_that_has_panicked() {
+    // A write from memory that is not pinned is one piece.
+    with_library("memory_is_freed_behind_a_write_that_has_panicked", &SEEDS[..5], || {
+        let driver = Nvidia::open(0).unwrap();
+        let (beside, bytes) = (driver.beside(), 5 << 20);
+        for _ in 0..20 {
+            let memory = driver.alloc(bytes).unwrap();
+            let write = AssertUnwindSafe(|| {
+                beside.write_with(&memory, 0, bytes, 4, &mut |first, to| {
+                    assert_eq!(first, 0, "the second piece");
+                    to.fill(7);
+                });
+            });
+            assert!(catch_unwind(write).is_err());
+            drop(memory);
+            driver.wait().unwrap();
+            beside.wait().unwrap();
+        }
+    });
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn the_context_of_another_user_of_cuda_stays_that_of_its_thread() {
+    with_library("the_context_of_another_user_of_cuda_stays_that_of_its_thread", &[&[]], || {
+        let others = 0u64;
+        let context = (&raw const others).cast_mut().cast();
+        // SAFETY: the library does nothing with a context but tell it.
+        unsafe { ctx::set_current(context) }.unwrap();
+        let driver = Nvidia::open(0).unwrap();
+        let beside = driver.beside();
+        let memory = beside.alloc(4).unwrap();
+        driver.write(&memory, 0, &[3, 0, 0, 0]);
+        add(&driver, &memory, &memory, 1, 1);
+        assert_eq!(words(&driver, &memory, 1), [4]);
+        assert_eq!(driver.memory(), (1 << 30, 3 << 20));
+        driver.pin(&bytes_at_a_page(0..9, true));
+        driver.wait().unwrap();
+        drop((beside, memory, driver));
+        assert_eq!(ctx::get_current().unwrap(), Some(context));
+    });
+}
+
+#[test]
 fn what_is_missing_is_told() {
-    let settings: [&[(&str, &str)]; 4] = [
+    let settings: [&[(&str, &str)]; 5] = [
         &[("FAKE_CUDA_DEVICES", "0"), ("WANTED", "there is no NVIDIA GPU")],
+        &[("FAKE_CUDA_STUB", "1"), ("WANTED", "take the toolkit's folder of stubs out of LD_LIBRARY_PATH")],
         &[
             ("FAKE_CUDA_DEVICES", "2"),
             ("WANTED", "there is no GPU 5; the GPUs here are 0: Fake 0, 1: Fake 1"),

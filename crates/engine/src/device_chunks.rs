@@ -1,7 +1,7 @@
 //! Chunks in the memory of a device: layers that many prompts use are copied there once.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use refrain_kernels::{Device, DeviceFailure, KvBuffer, KvRows};
@@ -98,8 +98,8 @@ pub(crate) struct DeviceChunks {
     /// Whether the device has memory of its own.
     is_apart: bool,
     bound: u64,
-    /// Whether no layers are added.
-    is_closed: AtomicBool,
+    /// How many values keep layers from being added.
+    closed: AtomicUsize,
     state: Mutex<State>,
     hits: AtomicU64,
     misses: AtomicU64,
@@ -113,8 +113,8 @@ impl DeviceChunks {
         let bound = memory.map_or(0, |memory| bound.min(memory.free / SHARE));
         let (hits, misses) = (AtomicU64::new(0), AtomicU64::new(0));
         let (store, is_apart, state) = (store.clone(), memory.is_some(), Mutex::default());
-        let is_closed = AtomicBool::new(false);
-        let chunks = Arc::new(DeviceChunks { store, is_apart, bound, is_closed, state, hits, misses });
+        let closed = AtomicUsize::new(0);
+        let chunks = Arc::new(DeviceChunks { store, is_apart, bound, closed, state, hits, misses });
         if chunks.is_on() {
             chunks.store.tell_of_removals(&chunks);
         }
@@ -145,9 +145,10 @@ impl DeviceChunks {
         self.bound.saturating_sub(self.state().bytes)
     }
 
-    /// Says whether no layers are added, since their memory was promised to a prompt.
-    pub(crate) fn set_closed(&self, is_closed: bool) {
-        self.is_closed.store(is_closed, Relaxed);
+    /// Has no layers be added while the value that is returned lives, since their memory was promised to a prompt.
+    pub(crate) fn close(self: &Arc<Self>) -> ClosedChunks {
+        self.closed.fetch_add(1, Relaxed);
+        ClosedChunks(self.clone())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -180,7 +181,7 @@ impl DeviceChunks {
         data: &Layer,
         (since, removals): (u64, u64),
     ) -> Option<Arc<DeviceLayer>> {
-        let is_closed = self.is_closed.load(Relaxed);
+        let is_closed = self.closed.load(Relaxed) > 0;
         if is_closed || !self.state().make_room(data.bytes() as u64, self.bound, since) {
             return None;
         }
@@ -235,6 +236,16 @@ impl ChunkCopies for DeviceChunks {
 
     fn forget_all(&self) {
         self.clear();
+    }
+}
+
+/// Keeps layers from being added to the cache of chunks in a device's memory.
+#[derive(Debug)]
+pub(crate) struct ClosedChunks(Arc<DeviceChunks>);
+
+impl Drop for ClosedChunks {
+    fn drop(&mut self) {
+        self.0.closed.fetch_sub(1, Relaxed);
     }
 }
 

@@ -19,6 +19,7 @@ use refrain_fusion::{ChunkSpan, FusionMethod, PromptLayout};
 use refrain_kernels::{MAX_BLOCK_ROWS, Precision};
 use refrain_model::{Config, LayerSpec};
 
+use crate::device_chunks::ClosedChunks;
 use crate::engine::Engine;
 use crate::error::mib;
 use crate::prefill::{loaders, loading_bytes};
@@ -135,8 +136,13 @@ impl Engine {
         // Layers that are made for the time of their computation: where a policy bounds the cache, loaders bring in some ahead.
         let is_whole = eviction.is_full() && !eviction.per_query_head;
         let ahead = if method.reuses() { loaders(threads, true) } else { 0 };
-        let layers = if is_whole { 2 * usize::from(method.selects()) } else { 2 + ahead };
-        let layers = layers.min(config.num_layers()) as u64;
+        let at_most = |layers: usize| layers.min(config.num_layers());
+        // Where query heads have caches of their own, a layer is there once more, with a copy for each of them.
+        let expanded = if eviction.per_query_head { config.heads / config.kv_heads } else { 0 };
+        let layers = match is_whole {
+            true => at_most(2 * usize::from(method.selects())),
+            false => at_most(2 + ahead).max(at_most(1 + ahead) + expanded),
+        } as u64;
         let tables = product(&[prompt.len(), self.table_bytes()]);
         let [all, part] = [prompt.len(), longest].map(|tokens| self.layer_bytes(tokens));
         let loaders = if method.reuses() { loading_bytes(threads, part, all) } else { 0 };
@@ -162,8 +168,8 @@ impl Engine {
         (method.max_rows(&layout), chunks.max().unwrap_or(0).max(prompt.system.len()))
     }
 
-    /// Checks that a prompt, and its answer, of at most `max_seq_len` tokens together, fit into the memory that the device has free. No chunks
-    /// are added there where they might take what was checked.
+    /// Checks that a prompt, and its answer, of at most `max_seq_len` tokens together, fit into the memory that the device has free. Where chunks
+    /// might take what was checked, none are added there while the value that is returned lives.
     ///
     /// # Errors
     /// If they do not; those of the eviction policy.
@@ -173,13 +179,14 @@ impl Engine {
         method: &dyn FusionMethod,
         max_seq_len: usize,
         eviction: &Eviction,
-    ) -> Result<()> {
-        let Some(memory) = self.decoder().device().memory() else { return Ok(()) };
+    ) -> Result<Option<ClosedChunks>> {
+        let Some(memory) = self.decoder().device().memory() else { return Ok(None) };
         let (kv, activations) = self.memory_of_prompt(prompt, method, max_seq_len, eviction)?;
         let chunks = self.device_chunks();
         let most = kv.saturating_add(activations).saturating_add(chunks.room());
-        chunks.set_closed(most > memory.free);
-        self.check_memory(max_seq_len, kv, activations)
+        let closed = (most > memory.free).then(|| chunks.close());
+        self.check_memory(max_seq_len, kv, activations)?;
+        Ok(closed)
     }
 
     /// Bytes of keys and values of a prompt and its answer, of at most `max_seq_len` tokens together, and of all else.

@@ -280,7 +280,7 @@ impl<D: Driver> CudaDevice<D> {
         if rows < UNPACKED_ROWS || !self.driver.is_hopper() {
             return None;
         }
-        let memory = self.driver.alloc(Layout::Bf16.bytes(w.rows, w.inputs)).ok()?;
+        let memory = self.driver.try_alloc(Layout::Bf16.bytes(w.rows, w.inputs))?;
         let steps = w.rows.div_ceil(PANEL) * (w.input_stride() / DEPTH);
         let shared = PANEL * Layout::Bf16.row_bytes(DEPTH);
         self.launch(kernel, [steps, 1, 1], 128, shared, &[w.weights.constant_arg(), Arg::Memory(&memory, 0)]);

@@ -19,6 +19,30 @@ pub(super) struct Context {
     failed: Mutex<Option<DriverError>>,
 }
 
+/// A context's time as that of the calling thread; then the one before, of another user of CUDA in the process, is that again.
+#[derive(Debug)]
+pub(super) struct Bound {
+    replaced: Option<sys::CUcontext>,
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        if let Some(before) = self.replaced {
+            // SAFETY: the context was the thread's when it was replaced; an error has no receiver.
+            let _ = unsafe { ctx::set_current(before) };
+        }
+    }
+}
+
+/// The way in which an allocation meets a pool that has no memory for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shortage {
+    /// All streams are waited for, so that what they are about to free is there.
+    Waits,
+    /// The allocation fails at once.
+    Refuses,
+}
+
 // SAFETY: handles of the driver may be used by any thread.
 unsafe impl Send for Context {}
 // SAFETY: as above; the driver locks what it must.
@@ -30,20 +54,27 @@ impl Context {
         // SAFETY: the driver has been asked for the device.
         let context = unsafe { primary_ctx::retain(device) }.describe("opening the GPU")?;
         let mut opened = Context { device, context, pool: ptr::null_mut(), failed: Mutex::default() };
-        opened.bind()?;
+        let _bound = opened.bind()?;
         opened.pool = pool(device)?;
         Ok(opened)
     }
 
-    /// Makes this the context of the calling thread, as every call needs.
-    pub(super) fn bind(&self) -> Result<(), DriverError> {
+    /// Makes this the context of the calling thread, as every call needs, until the value that is returned is dropped. A thread that had none
+    /// keeps it, so that threads of our own enter it once.
+    pub(super) fn bind(&self) -> Result<Bound, DriverError> {
+        let what = "entering the GPU's context";
+        let current = ctx::get_current().describe(what)?;
+        if current == Some(self.context) {
+            return Ok(Bound { replaced: None });
+        }
         // SAFETY: the context lives until this value is dropped.
-        unsafe { ctx::set_current(self.context) }.describe("entering the GPU's context")
+        unsafe { ctx::set_current(self.context) }.describe(what)?;
+        Ok(Bound { replaced: current })
     }
 
     /// Runs a call in the context. If it fails and no call has before, its error is kept.
     pub(super) fn run(&self, call: impl FnOnce() -> Result<(), DriverError>) {
-        if let Err(error) = self.bind().and_then(|()| call()) {
+        if let Err(error) = self.bind().and_then(|_bound| call()) {
             self.keep(error);
         }
     }
@@ -58,15 +89,19 @@ impl Context {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).clone().map_or(Ok(()), Err)
     }
 
-    /// Memory in the order of a stream. If the pool has none, all streams are waited for, so that what they are about to free is there. Any
-    /// error but a want of memory is kept.
-    pub(super) fn alloc(&self, bytes: usize, stream: sys::CUstream) -> Result<sys::CUdeviceptr, DriverError> {
-        self.bind().map_err(|error| self.keep(error))?;
+    /// Memory in the order of a stream. Any error but a want of memory is kept.
+    pub(super) fn alloc(
+        &self,
+        bytes: usize,
+        stream: sys::CUstream,
+        shortage: Shortage,
+    ) -> Result<sys::CUdeviceptr, DriverError> {
+        let _bound = self.bind().map_err(|error| self.keep(error))?;
         // SAFETY: pool and stream live as long as the context.
         let alloc = || unsafe { mem_pool::alloc_async(self.pool, bytes, stream) };
         alloc()
             .or_else(|failed| {
-                if failed.0 != sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+                if failed.0 != sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY || shortage == Shortage::Refuses {
                     return Err(failed);
                 }
                 self.trim()?;
@@ -80,7 +115,7 @@ impl Context {
 
     /// Waits for all streams, and gives the memory that nobody uses back to the GPU.
     pub(super) fn give_back(&self) -> Result<(), DriverError> {
-        self.bind()?;
+        let _bound = self.bind()?;
         self.trim().describe("giving memory back")
     }
 
@@ -98,10 +133,10 @@ impl Context {
     }
 
     /// Bytes of memory, and how many of them are free, those that the pool holds and nobody uses included. All streams are waited for, so that
-    /// what they are about to free counts.
+    /// what they are about to free counts; an error of that wait is one of the GPU, and is kept.
     pub(super) fn memory(&self) -> Result<(u64, u64), DriverError> {
-        self.bind()?;
-        ctx::synchronize().describe("waiting for the GPU")?;
+        let _bound = self.bind().map_err(|error| self.keep(error))?;
+        ctx::synchronize().describe("waiting for the GPU").map_err(|error| self.keep(error))?;
         let (free, total) = mem_get_info().describe("asking for free memory")?;
         let read = |attribute| {
             let mut value = 0u64;
@@ -119,7 +154,7 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         // An error has no receiver: the last user is gone.
-        let _ = self.bind();
+        let _bound = self.bind();
         if !self.pool.is_null() {
             // SAFETY: all memory of the pool has been freed, since each piece of it holds this context.
             let _ = unsafe { mem_pool::destroy(self.pool) };

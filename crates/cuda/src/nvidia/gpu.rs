@@ -6,7 +6,7 @@ use cudarc::driver::result::free_async;
 use cudarc::driver::sys;
 
 use super::call::Describe;
-use super::context::Context;
+use super::context::{Context, Shortage};
 use super::kernels::Kernels;
 use super::role::Role;
 use super::stream::Stream;
@@ -81,8 +81,8 @@ impl Queue {
     }
 
     /// Memory of `bytes` bytes.
-    pub(super) fn alloc(&self, bytes: usize) -> Result<NvidiaMemory, DriverError> {
-        let address = self.gpu.context.alloc(bytes.max(1), self.stream.raw())?;
+    pub(super) fn alloc(&self, bytes: usize, shortage: Shortage) -> Result<NvidiaMemory, DriverError> {
+        let address = self.gpu.context.alloc(bytes.max(1), self.stream.raw(), shortage)?;
         let piece = self.stream.pieces.count(self.stream.raw());
         Ok(NvidiaMemory { gpu: self.gpu.clone(), address, bytes, uses: Uses::new(&self.stream, piece) })
     }
@@ -94,11 +94,22 @@ impl Queue {
         work: impl FnOnce(&Stream) -> Result<(), DriverError>,
     ) -> Result<(), DriverError> {
         memory.iter().try_for_each(|(memory, access)| memory.uses.wait(&self.stream, *access))?;
-        let done = work(&self.stream);
-        // A part of the work may be queued even if it has failed.
+        // A part of the work may be queued even if it has failed or panicked.
+        let _piece = PieceEnd { stream: &self.stream, memory };
+        work(&self.stream)
+    }
+}
+
+/// Counts a piece of work, and notes what it uses, when it ends.
+struct PieceEnd<'a> {
+    stream: &'a Arc<Stream>,
+    memory: &'a [(&'a NvidiaMemory, Access)],
+}
+
+impl Drop for PieceEnd<'_> {
+    fn drop(&mut self) {
         let piece = self.stream.pieces.count(self.stream.raw());
-        memory.iter().for_each(|(memory, access)| memory.uses.note(&self.stream, piece, *access));
-        done
+        self.memory.iter().for_each(|(memory, access)| memory.uses.note(self.stream, piece, *access));
     }
 }
 

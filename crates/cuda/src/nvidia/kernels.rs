@@ -46,7 +46,7 @@ unsafe impl Send for Function {}
 impl Kernels {
     /// Loads the kernels. Those of GPUs that came after the program are compiled from PTX meanwhile.
     pub(super) fn load(context: &Arc<Context>, begins_early: bool) -> Result<Kernels, DriverError> {
-        context.bind()?;
+        let _bound = context.bind()?;
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let shared_limit = context.attribute(attribute, "asking for the GPU's shared memory")?;
         let image: *const c_void = FATBIN.bytes.as_ptr().cast();
@@ -157,7 +157,7 @@ fn load_all(module: sys::CUmodule) {
 impl Drop for Kernels {
     fn drop(&mut self) {
         // An error has no receiver: the last user is gone.
-        let _ = self.context.bind();
+        let _bound = self.context.bind();
         // SAFETY: the module is loaded, and nothing launches from it any more.
         let _ = unsafe { module::unload(self.module) };
     }

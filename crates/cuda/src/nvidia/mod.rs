@@ -24,7 +24,7 @@ use refrain_kernels::{HostBytes, HostSlice};
 
 use crate::driver::{Arg, Driver, DriverError, Grid};
 use call::{Describe, error};
-use context::Context;
+use context::{Context, Shortage};
 use gpu::{Gpu, Queue};
 use registered::Registered;
 use role::Role;
@@ -54,11 +54,13 @@ impl Nvidia {
     /// # Errors
     /// If there is no driver, no such GPU, or either is too old for the kernels; the error says which.
     pub fn open(index: usize) -> Result<Nvidia, DriverError> {
-        let devices = Nvidia::devices()?;
-        let Some(device) = devices.get(index) else { return Err(no_such_gpu(index, &devices)) };
+        if index >= count()? {
+            return Err(no_such_gpu(index, &Nvidia::devices()?));
+        }
         check_version(driver_version()?)?;
-        check_capability(device)?;
+        // The others are not asked: one that has failed hides no other.
         let (handle, device) = NvidiaDevice::of(index)?;
+        check_capability(&device)?;
         let gpu = Arc::new(Gpu::open(Context::open(handle)?, device.is_hopper())?);
         Ok(Nvidia { queue: Arc::new(Queue::new(&gpu, Role::Computing)?), device: Arc::new(device) })
     }
@@ -75,21 +77,7 @@ impl Nvidia {
     /// # Errors
     /// If there is no driver or no GPU.
     pub fn devices() -> Result<Vec<NvidiaDevice>, DriverError> {
-        // SAFETY: this loads the library, whose name is that of NVIDIA's driver, and runs what it does as it is loaded.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(DriverError("NVIDIA's driver is not installed: there is no libcuda.so.1".to_owned()));
-        }
-        let none = || DriverError("there is no NVIDIA GPU, or CUDA_VISIBLE_DEVICES hides it".to_owned());
-        result::init().map_err(|failed| match failed.0 {
-            sys::CUresult::CUDA_ERROR_NO_DEVICE => none(),
-            _ => error("starting NVIDIA's driver", failed),
-        })?;
-        let count = result::device::get_count().describe("counting GPUs")?;
-        let count = usize::try_from(count).unwrap_or(0);
-        if count == 0 {
-            return Err(none());
-        }
-        (0..count).map(|index| NvidiaDevice::of(index).map(|(_, device)| device)).collect()
+        (0..count()?).map(|index| NvidiaDevice::of(index).map(|(_, device)| device)).collect()
     }
 
     /// Queues a piece of work that uses memory. If it fails, its error is kept.
@@ -100,7 +88,7 @@ impl Nvidia {
     /// Waits for the queue. The first error of all is the one that is told.
     fn settle(&self) -> Result<(), DriverError> {
         let context = &self.queue.gpu.context;
-        match context.bind().and_then(|()| self.queue.stream.synchronize()) {
+        match context.bind().and_then(|_bound| self.queue.stream.synchronize()) {
             Ok(()) => context.check(),
             Err(error) => Err(context.keep(error)),
         }
@@ -127,7 +115,7 @@ impl Driver for Nvidia {
     }
 
     fn memory(&self) -> (u64, u64) {
-        // A GPU that does not tell is asked again by each allocation.
+        // A GPU that does not tell is asked again by each allocation; one that has failed says so there.
         self.queue.gpu.context.memory().unwrap_or((self.device.memory, self.device.memory))
     }
 
@@ -136,7 +124,11 @@ impl Driver for Nvidia {
     }
 
     fn alloc(&self, bytes: usize) -> Result<NvidiaMemory, DriverError> {
-        self.queue.alloc(bytes)
+        self.queue.alloc(bytes, Shortage::Waits)
+    }
+
+    fn try_alloc(&self, bytes: usize) -> Option<NvidiaMemory> {
+        self.queue.alloc(bytes, Shortage::Refuses).ok()
     }
 
     fn zero(&self, memory: &NvidiaMemory, at: usize, bytes: usize) {
@@ -244,6 +236,26 @@ impl Driver for Nvidia {
         let queue = Queue::new(&self.queue.gpu, Role::Loading).map_or_else(|_| self.queue.clone(), Arc::new);
         Nvidia { queue, device: self.device.clone() }
     }
+}
+
+/// Starts the driver, and counts the GPUs that it shows; there is one at least.
+fn count() -> Result<usize, DriverError> {
+    // SAFETY: this loads the library, whose name is that of NVIDIA's driver, and runs what it does as it is loaded.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(DriverError("NVIDIA's driver is not installed: there is no libcuda.so.1".to_owned()));
+    }
+    let none = || DriverError("there is no NVIDIA GPU, or CUDA_VISIBLE_DEVICES hides it".to_owned());
+    result::init().map_err(|failed| match failed.0 {
+        sys::CUresult::CUDA_ERROR_NO_DEVICE => none(),
+        sys::CUresult::CUDA_ERROR_STUB_LIBRARY => DriverError(
+            "the libcuda that was found is a stub of the CUDA toolkit, which has no driver: take the toolkit's folder of stubs out of \
+             LD_LIBRARY_PATH, or put that of NVIDIA's driver before it"
+                .to_owned(),
+        ),
+        _ => error("starting NVIDIA's driver", failed),
+    })?;
+    let count = result::device::get_count().describe("counting GPUs")?;
+    usize::try_from(count).ok().filter(|count| *count > 0).ok_or_else(none)
 }
 
 /// The version of CUDA that the driver supports, as it counts: 13000 for 13.0.

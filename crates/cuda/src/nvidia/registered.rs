@@ -29,7 +29,7 @@ impl Registered {
         if bytes.is_empty() || !at.addr().is_multiple_of(PAGE) {
             return None;
         }
-        context.bind().ok()?;
+        let _bound = context.bind().ok()?;
         let at = at.cast_mut().cast();
         // SAFETY: the bytes are readable; the GPU writes to none of them.
         unsafe { sys::cuMemHostRegister_v2(at, bytes.len(), sys::CU_MEMHOSTREGISTER_PORTABLE) }
@@ -42,7 +42,7 @@ impl Registered {
 impl Drop for Registered {
     fn drop(&mut self) {
         // An error has no receiver: it is one of work that was queued before.
-        let _ = self.context.bind();
+        let _bound = self.context.bind();
         // SAFETY: it was pinned by `new`, and no copy from it is under way: a stream holds the bytes, which hold this value.
         let _ = unsafe { sys::cuMemHostUnregister(self.at) };
     }

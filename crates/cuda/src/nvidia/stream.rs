@@ -38,7 +38,7 @@ unsafe impl Sync for Stream {}
 
 impl Stream {
     pub(super) fn new(context: &Arc<Context>, role: Role) -> Result<Stream, DriverError> {
-        context.bind()?;
+        let _bound = context.bind()?;
         let (mut raw, flags) = (ptr::null_mut(), sys::CUstream_flags::CU_STREAM_NON_BLOCKING);
         // SAFETY: the stream is written where it may be.
         unsafe { sys::cuStreamCreateWithPriority(&raw mut raw, flags as u32, role.priority()?) }
@@ -141,7 +141,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         // An error has no receiver: the last user is gone.
-        let _ = self.context.bind();
+        let _bound = self.context.bind();
         let _ = self.synchronize();
         self.staging.get_mut().unwrap_or_else(PoisonError::into_inner).free();
         self.pieces.free();

@@ -4,8 +4,9 @@
 // Nothing queued is done before somebody waits; then the next piece of work is drawn among all streams that may go on. Memory is alive from
 // its stream's turn at allocating it to some stream's turn at freeing it, and an access outside of that is an illegal address. Copies read the
 // host's memory when they are done if it is pinned, and when they are queued if not. Where the pool may insert dependencies, memory waits for some
-// other that is about to be freed. The kernel "hold" keeps its stream until "release" was run in another. FAKE_CUDA_DEVICES, FAKE_CUDA_VERSION,
-// FAKE_CUDA_CAPABILITY, FAKE_CUDA_PINNED (segments of pinned memory that there are), FAKE_CUDA_PINNED_BYTES and FAKE_CUDA_SEED say what is played.
+// other that is about to be freed. The kernel "hold" keeps its stream until "release" was run in another. FAKE_CUDA_DEVICES, FAKE_CUDA_LOST (one
+// that cannot be asked), FAKE_CUDA_STUB, FAKE_CUDA_VERSION, FAKE_CUDA_CAPABILITY, FAKE_CUDA_PINNED (segments of pinned memory that there are),
+// FAKE_CUDA_PINNED_BYTES and FAKE_CUDA_SEED say what is played.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -24,7 +25,7 @@ using u32 = uint32_t;
 using u64 = uint64_t;
 #define CALL extern "C" __attribute__((visibility("default"))) u32
 
-enum : u32 { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700 };
+enum : u32 { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, STUB_LIBRARY = 34, DEVICE_UNAVAILABLE = 46, NO_DEVICE = 100, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700 };
 
 static u64 setting(const char* name, u64 otherwise) {
     const char* text = getenv(name);
@@ -56,7 +57,7 @@ static int context_of_all;
 
 #define ENTER                                                  \
     std::lock_guard<std::recursive_mutex> guard(lock);         \
-    if (!current) return INVALID_CONTEXT;
+    if (current != &context_of_all) return INVALID_CONTEXT;
 
 static u64 draw() {
     if (!draws) draws = setting("FAKE_CUDA_SEED", 1) * 0x9e3779b97f4a7c15ull | 1;
@@ -92,14 +93,14 @@ static unsigned char* device(u64 address, size_t bytes) {
     return nullptr;
 }
 
-CALL cuInit(u32) { return setting("FAKE_CUDA_DEVICES", 1) ? OK : NO_DEVICE; }
+CALL cuInit(u32) { return setting("FAKE_CUDA_STUB", 0) ? STUB_LIBRARY : setting("FAKE_CUDA_DEVICES", 1) ? OK : NO_DEVICE; }
 CALL cuDriverGetVersion(int* version) { return *version = setting("FAKE_CUDA_VERSION", 13000), OK; }
 CALL cuGetErrorName(u32, const char** text) { return *text = "NAME", OK; }
 CALL cuGetErrorString(u32 error, const char** text) {
     return *text = error == ILLEGAL_ADDRESS ? "an illegal address" : error == NOT_FOUND ? "not found" : error == OUT_OF_MEMORY ? "out of memory" : "an error", OK;
 }
 CALL cuDeviceGetCount(int* count) { return *count = setting("FAKE_CUDA_DEVICES", 1), OK; }
-CALL cuDeviceGet(int* device, int ordinal) { return *device = ordinal, OK; }
+CALL cuDeviceGet(int* device, int ordinal) { return *device = ordinal, ordinal == (int)setting("FAKE_CUDA_LOST", ~0ull) ? DEVICE_UNAVAILABLE : OK; }
 CALL cuDeviceGetName(char* name, int bytes, int device) { return snprintf(name, bytes, "Fake %d", device), OK; }
 CALL cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = 1 << 30, OK; }
 CALL cuDeviceGetAttribute(int* value, int attribute, int) {
@@ -109,6 +110,7 @@ CALL cuDeviceGetAttribute(int* value, int attribute, int) {
 }
 CALL cuDevicePrimaryCtxRetain(void** context, int) { return *context = &context_of_all, OK; }
 CALL cuDevicePrimaryCtxRelease_v2(int) { return OK; }
+CALL cuCtxGetCurrent(void** context) { return *context = current, OK; }
 CALL cuCtxSetCurrent(void* context) { return current = context, OK; }
 CALL cuCtxSynchronize() {
     ENTER return play([] {

@@ -21,6 +21,7 @@ use crate::Result;
 use crate::advance::{Advance, PATIENCE};
 use crate::background::Background;
 use crate::cache::{EvictingCache, SequenceCache};
+use crate::device_chunks::ClosedChunks;
 use crate::engine::Engine;
 use crate::ingest::{ChunkWriter, kinds_of};
 use crate::prefix_cache::PrefixRoot;
@@ -94,6 +95,8 @@ pub(crate) struct PrefillJob {
     order: Option<Vec<usize>>,
     ordering: PrefillStats,
     prefilled: Option<Box<Prefilled>>,
+    /// Keeps the memory that was promised to the prompt from chunks.
+    _closed_chunks: Option<ClosedChunks>,
 }
 
 #[derive(Debug)]
@@ -124,7 +127,8 @@ impl PrefillJob {
             request.max_seq_len,
             method.keeps_all_tokens(),
         )?;
-        engine.check_prompt_memory(prompt, method, request.max_seq_len, &request.eviction)?;
+        let closed_chunks =
+            engine.check_prompt_memory(prompt, method, request.max_seq_len, &request.eviction)?;
         let prompt = engine.parts_of(prompt, method).into_owned();
         Ok(PrefillJob {
             engine: engine.clone(),
@@ -139,6 +143,7 @@ impl PrefillJob {
             order: None,
             ordering: PrefillStats::default(),
             prefilled: None,
+            _closed_chunks: closed_chunks,
         })
     }
 

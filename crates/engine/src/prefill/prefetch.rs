@@ -197,6 +197,22 @@ impl PrefetchJob {
         Some(PrefetchedLayer { cache, cached })
     }
 
+    /// [`PrefetchJob::load`], timed. Chunks in the device's memory make room if they have to.
+    fn load_making_room(
+        &self,
+        means: &Means,
+        layer: usize,
+    ) -> Result<Option<PrefetchedLayer>, DeviceFailure> {
+        let load = || DeviceFailure::catch(|| self.load(means, layer));
+        self.clock.timed(|| match load() {
+            Err(DeviceFailure::OutOfMemory { .. }) => {
+                self.placement.clear_chunks();
+                load()
+            }
+            loaded => loaded,
+        })
+    }
+
     /// Reads the segments that the pass does not need of a layer: the store keeps a chunk in memory only if it was read and
     /// verified whole, and so none of which a layer came from the device's memory. The prefill does not wait for it.
     fn read_for_cache(&self, layer: usize) -> bool {
@@ -239,7 +255,7 @@ impl PrefetchJob {
         if !self.wait_until(|progress| layer <= progress.requested.saturating_add(self.sizes.ahead)) {
             return false;
         }
-        let loaded = self.clock.timed(|| DeviceFailure::catch(|| self.load(means, layer)));
+        let loaded = self.load_making_room(means, layer);
         let sound = matches!(loaded, Ok(Some(_)));
         self.progress().left -= 1;
         self.changed.notify_all();
@@ -345,8 +361,7 @@ impl LayerPrefetcher {
         }
         // Where no thread could be started this one loads.
         if self.loaders.is_empty() {
-            let load = || DeviceFailure::catch(|| self.job.load(&self.means, layer));
-            return Prefetched::of(self.job.clock.timed(load));
+            return Prefetched::of(self.job.load_making_room(&self.means, layer));
         }
         loop {
             if let Some(ready) = self.early.remove(&layer) {

@@ -13,7 +13,7 @@ use refrain_store::Store;
 use super::{exact, prefill, random_prompt, shared, tiny};
 use crate::advance::PATIENCE;
 use crate::decode::{DecodeWorkspace, decode_step};
-use crate::prefill::{LayerPrefetcher, PrefetchSizes, Prefetched};
+use crate::prefill::{LayerPrefetcher, PrefetchSizes, Prefetched, Prefilled};
 use crate::prefix_cache::{BLOCK, PrefixCache, PrefixRoot, hash, namespace_hash};
 use crate::{Advance, Document, Engine, Error, GenerateRequest, Prompt, Sampling, Sequence, Settings};
 
@@ -52,6 +52,29 @@ fn sequence(engine: &Engine, prompt: &Prompt, tokens: usize) -> Sequence {
     let mut prefill = engine.prefill(prompt, request(Vanilla, tokens)).unwrap();
     while prefill.advance().unwrap() != Advance::Done {}
     prefill.finish().unwrap()
+}
+
+/// The end of the loading of a prompt's first layer.
+fn first_layer(engine: &Engine, found: &Prefilled, prompt: &Prompt) -> Prefetched {
+    let (decoder, dtype) = (engine.decoder(), Dtype::F16);
+    let (shape, device) = (decoder.shape(), decoder.device());
+    let sizes =
+        PrefetchSizes { shape, dtype, capacity: prompt.len(), first: 0, layers: shape.layers, ahead: 0 };
+    let mut prefetcher = LayerPrefetcher::start(
+        found.load.reused.segments.clone(),
+        &PassPlan::new(prompt.question_span().positions().collect()),
+        decoder.rope_tables(prompt.len(), prompt.len()),
+        sizes,
+        &KvAllocator::new(device.clone(), engine.buffers().kv.clone()),
+        (device, engine.device_chunks()),
+    );
+    let started = Instant::now();
+    loop {
+        match prefetcher.poll(0, PATIENCE) {
+            Prefetched::Waiting if started.elapsed() < Duration::from_secs(5) => {}
+            polled => return polled,
+        }
+    }
 }
 
 fn document() -> Document {
@@ -140,7 +163,13 @@ fn a_prompt_takes_no_more_than_was_counted() {
         for entry in METHODS.entries {
             peak_and_count(&on_gpu, &prompt, &entry.with([]).unwrap(), Eviction::full());
         }
-        for policy in ["streaming_llm:capacity=64", "snap_kv:capacity=64", "h2o:capacity=64"] {
+        for policy in [
+            "streaming_llm:capacity=64",
+            "snap_kv:capacity=64",
+            "h2o:capacity=64",
+            "snap_kv:capacity=64,per_query_head",
+            "full:per_query_head",
+        ] {
             for method in [shared(Vanilla), shared(Pie), shared(CacheBlend::default())] {
                 peak_and_count(&on_gpu, &prompt, &method, &POLICIES.parse(policy).unwrap());
             }
@@ -197,6 +226,12 @@ fn a_bounded_cache_is_counted_with_the_layers_that_are_there_at_a_time() {
             "{threads} threads"
         );
         assert!(beside(&Pie, &policy) - beside(&Pie, Eviction::full()) > 2 * layer, "{threads} threads");
+        // A layer is expanded to a copy for each query head of a group.
+        let expanded = POLICIES.parse("streaming_llm:capacity=64,per_query_head").unwrap();
+        let config = engine.decoder().config();
+        let layers = (1 + config.heads / config.kv_heads) as u64;
+        assert!(layers > 2);
+        assert_eq!(beside(&Vanilla, &expanded) - beside(&Vanilla, Eviction::full()), layers * layer);
     }
 }
 
@@ -257,6 +292,36 @@ fn chunks_in_the_gpus_memory_are_counted_and_make_room_for_prompts() {
     assert_eq!(engine.device_chunk_stats().bytes, 0);
 }
 
+#[test]
+fn chunks_get_none_of_the_memory_of_a_prompt_that_is_under_way() {
+    let (engine, gpu) = in_memory(Settings { device_chunk_bytes: 1 << 20, ..exact(Dtype::F16) });
+    let (large, small) = (random_prompt(&engine, 5, &[40; 11], 19, 11), prompt(&engine));
+    let (kv, activations) = engine.memory_of_prompt(&large, &Pie, large.len() + 1, Eviction::full()).unwrap();
+    let others = take(&gpu, kv + activations);
+    let begun = engine.prefill(&large, request(Pie, 1)).unwrap();
+    drop(others);
+    // It leaves room for chunks, and does not end that of the prompt before.
+    let held = || {
+        engine.prefill(&small, request(Pie, 1)).unwrap().run().unwrap();
+        engine.device_chunk_stats().bytes
+    };
+    assert_eq!(held(), 0);
+    drop(begun);
+    assert!(held() > 0);
+}
+
+#[test]
+fn chunks_in_the_gpus_memory_make_room_for_layers_that_are_brought_in() {
+    let (engine, gpu) = in_memory(Settings { device_chunk_bytes: 1 << 20, ..exact(Dtype::F16) });
+    let prompt = prompt(&engine);
+    let found = prefill(&engine, &prompt, &Pie, prompt.len());
+    assert!(engine.device_chunk_stats().bytes > 0);
+    // Others take memory after the prompt was counted.
+    let _others = take(&gpu, 100);
+    let polled = first_layer(&engine, &found, &prompt);
+    assert!(matches!(polled, Prefetched::Ready(_)), "{polled:?}");
+}
+
 /// Nothing of a chunk is lost or made again for want of memory.
 #[test]
 fn a_loader_that_runs_out_of_memory_leaves_the_chunk_in_the_store() {
@@ -268,29 +333,11 @@ fn a_loader_that_runs_out_of_memory_leaves_the_chunk_in_the_store() {
     let (engine, gpu) = on_gpu(store(), without_chunks());
 
     let found = prefill(&engine, &prompt, &Pie, prompt.len());
-    let (decoder, dtype) = (engine.decoder(), Dtype::F16);
-    let (shape, device) = (decoder.shape(), decoder.device());
-    let sizes =
-        PrefetchSizes { shape, dtype, capacity: prompt.len(), first: 0, layers: shape.layers, ahead: 0 };
     let others = take(&gpu, 100);
-    let mut prefetcher = LayerPrefetcher::start(
-        found.load.reused.segments.clone(),
-        &PassPlan::new(prompt.question_span().positions().collect()),
-        decoder.rope_tables(prompt.len(), prompt.len()),
-        sizes,
-        &KvAllocator::new(device.clone(), Arc::default()),
-        (device, engine.device_chunks()),
-    );
-    let started = Instant::now();
-    let polled = loop {
-        match prefetcher.poll(0, PATIENCE) {
-            Prefetched::Waiting if started.elapsed() < Duration::from_secs(5) => {}
-            polled => break polled,
-        }
-    };
+    let polled = first_layer(&engine, &found, &prompt);
     let Prefetched::Failed(failure) = polled else { panic!("{polled:?}") };
     assert!(matches!(failure, DeviceFailure::OutOfMemory { free: 100, .. }), "{failure}");
-    drop((prefetcher, others, found));
+    drop((others, found));
 
     let (engine, gpu) = on_gpu(store(), without_chunks());
     let mut begun = engine.prefill(&prompt, request(Pie, 1)).unwrap();

@@ -78,6 +78,11 @@ impl Placement {
         self.chunks.is_apart()
     }
 
+    /// Drops all chunks from the device's memory.
+    pub(super) fn clear_chunks(&self) {
+        self.chunks.clear();
+    }
+
     /// Whether a layer of the segment of this index came from the device's memory.
     pub(super) fn had(&self, index: usize) -> bool {
         self.cached.get(index).is_some_and(|cached| cached.had.load(Relaxed))
