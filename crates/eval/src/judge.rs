@@ -5,6 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use ureq::config::ConfigBuilder;
+use ureq::typestate::AgentScope;
 
 use crate::{Error, Result};
 
@@ -77,10 +79,10 @@ struct Failure {
 }
 
 impl Judge {
-    /// A judge: a model of the endpoint `url`, as OpenAI's clients take it, such as `http://127.0.0.1:8080/v1`.
-    pub fn new(url: &str, model: &str, key: Option<String>) -> Judge {
-        let config =
-            ureq::Agent::config_builder().timeout_global(Some(TIMEOUT)).http_status_as_error(false).build();
+    /// A judge: a model of the endpoint `url`, as OpenAI's clients take it, such as `http://127.0.0.1:8080/v1`. `config` has the
+    /// client's proxy and the authorities that it trusts.
+    pub fn new(url: &str, model: &str, key: Option<String>, config: ConfigBuilder<AgentScope>) -> Judge {
+        let config = config.timeout_global(Some(TIMEOUT)).http_status_as_error(false).build();
         Judge {
             endpoint: format!("{}/chat/completions", url.trim_end_matches('/')),
             model: model.into(),

@@ -288,7 +288,8 @@ fn answers_that_the_judge_fails_to_grade_are_kept_and_bind_the_run_to_no_judge()
     let mut sitting = |model: &str, status, content| {
         jobs[0].about.judge = Some(model.to_owned());
         let mut run = Run::open(folder.path(), about(&jobs))?;
-        let judge = Judge::new(&judge_that_replies(status, content), model, None);
+        let judge =
+            Judge::new(&judge_that_replies(status, content), model, None, ureq::Agent::config_builder());
         let encode = |_: &str| Vec::new();
         let scorer = Scorer { judge: Some(&judge), quality: Some("$INST$ $RESPONSE$"), encode: &encode };
         let mut failed = 0;

@@ -4,10 +4,12 @@ use anyhow::Result;
 use refrain_eval::tasks::{LoadedTask, longwriter};
 use refrain_eval::{Judge, Matrix, Scoring};
 
+use crate::http::config_for;
+
 /// The judge at a URL, with the key of the environment.
 pub(crate) fn judge(url: &str, model: &str) -> Judge {
     let key = std::env::var("OPENAI_API_KEY").ok().filter(|key| !key.is_empty());
-    Judge::new(url, model, key)
+    Judge::new(url, model, key, config_for(url))
 }
 
 /// Whether a matrix has tasks whose benchmark asks a judge.

@@ -52,7 +52,10 @@ pub(crate) fn says(content: &str) -> (u16, String) {
 
 /// One that does not wait long before it asks again.
 pub(crate) fn judge(url: &str, key: Option<&str>) -> Judge {
-    Judge { pause: Duration::from_millis(5), ..Judge::new(url, "llama", key.map(String::from)) }
+    Judge {
+        pause: Duration::from_millis(5),
+        ..Judge::new(url, "llama", key.map(String::from), ureq::Agent::config_builder())
+    }
 }
 
 const ASKING: JudgeOptions =
