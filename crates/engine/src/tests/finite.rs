@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use refrain_fusion::{Pie, Vanilla};
+use refrain_kernels::Precision;
 use refrain_store::{Scope, Store};
 
 use super::{device, prefill, random_prompt, shared, small, tiny};
-use crate::{Engine, Error, GenerateRequest, Precision, Prompt, Sampling, Settings};
+use crate::{Engine, Error, GenerateRequest, Prompt, Sampling, Settings};
 
 /// A copy of the tiny Llama in `folder` that has NaNs in the last `rows` rows of a tensor, all of them of 64 values.
 fn damage(folder: &Path, tensor: &str, rows: usize) {
