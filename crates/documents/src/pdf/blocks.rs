@@ -18,7 +18,7 @@ const MAX_HEADING: usize = 200;
 enum Block {
     Text(Text),
     Item { number: Option<u32>, text: String, x0: f64 },
-    Table(Vec<Vec<String>>),
+    Table(tables::Rows),
     Code(String),
 }
 

@@ -15,6 +15,9 @@ const WIDE_GAP: f64 = 1.2;
 /// Columns of a table.
 const MAX_COLUMNS: usize = 64;
 
+/// Rows of cells.
+pub(super) type Rows = Vec<Vec<String>>;
+
 struct Column {
     x0: f64,
     x1: f64,
@@ -24,10 +27,7 @@ struct Column {
 ///
 /// # Errors
 /// If there are more cells than a document may have: each row has one in every column.
-pub(super) fn table(
-    lines: &[Line],
-    cells: &mut usize,
-) -> Result<Option<(Vec<Vec<String>>, usize)>, ReadError> {
+pub(super) fn table(lines: &[Line], cells: &mut usize) -> Result<Option<(Rows, usize)>, ReadError> {
     let mut columns: Vec<Column> = Vec::new();
     let mut used = 0;
     for (index, line) in lines.iter().enumerate() {
@@ -99,8 +99,8 @@ fn widen(columns: &mut Vec<Column>, line: &Line) -> bool {
     true
 }
 
-fn rows(lines: &[Line], columns: &[Column]) -> Vec<Vec<String>> {
-    let mut rows: Vec<Vec<String>> = Vec::new();
+fn rows(lines: &[Line], columns: &[Column]) -> Rows {
+    let mut rows = Rows::new();
     for (index, line) in lines.iter().enumerate() {
         let mut row = vec![String::new(); columns.len()];
         for cell in &line.cells {
