@@ -135,7 +135,7 @@ struct Open {
     bare: bool,
 }
 
-/// What stands above the beginning of a piece.
+/// The headings and the opening above the beginning of a piece.
 #[derive(Clone)]
 struct Above {
     /// The headings that it tells.
@@ -183,12 +183,12 @@ impl<S: Fn(Range<usize>) -> usize> Splitter<'_, S> {
         Part { blocks, range, size }
     }
 
-    /// What stands above the piece that is open, or begins at a place.
+    /// The lines above the piece that is open, or begins at a place.
     fn above(&self, start: usize) -> Above {
         self.open.as_ref().map_or_else(|| self.above_next(start), |open| open.above.clone())
     }
 
-    /// What stands above a piece that begins at a place.
+    /// The lines above a piece that begins at a place.
     fn above_next(&self, start: usize) -> Above {
         let room = self.sizes.max(self.title) / ABOVE;
         let at = self.blocks.partition_point(|block| block.range.start <= start);

@@ -74,7 +74,7 @@ pub(crate) struct Shared {
     abort: AtomicBool,
 }
 
-/// What the compute thread has.
+/// Numbers of requests that the compute thread works on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct UnderWay {
     /// Prefills and ingests.

@@ -1,4 +1,4 @@
-//! The hub's interface: the files of a repository, and what it tells of each.
+//! The hub's interface: the files of a repository, and name, commit and size of each.
 //!
 //! The client of the hub's own crate waits without an end, trusts no authority of the system's, and sends the token to other hosts.
 
@@ -31,7 +31,7 @@ pub(super) struct Client {
     agent: Agent,
 }
 
-/// What the hub tells of a file.
+/// Name, commit and size of a file, as the hub gives them.
 pub(super) struct Metadata {
     /// Name of the file's bytes; of a large file their SHA-256.
     pub(super) etag: String,
@@ -74,7 +74,7 @@ impl Client {
         format!("{}/{}/resolve/{}/{file}", self.endpoint, repo.url(), repo.url_revision())
     }
 
-    /// What the hub tells of the file at a URL. It does so before it redirects to where a large file lies.
+    /// Metadata of the file at a URL. The hub gives them before it redirects to where a large file lies.
     pub(super) fn metadata(&self, url: &str) -> Result<Metadata> {
         const FIRST: Option<&str> = Some("bytes=0-0");
         let mut told = self.get(url, FIRST, 0)?;

@@ -62,7 +62,7 @@ export async function request(path, { inBackground, ...options } = {}) {
   throw fault(body?.error, response.status);
 }
 
-/// What the server answers to a request. The options are those of `request`.
+/// The server's answer to a request. The options are those of `request`.
 export const read = async (path, options) =>
   (await request(path, options)).json().catch(lost("The server, or a proxy before it, did not answer with JSON."));
 

@@ -117,7 +117,7 @@ function block(source, depth) {
   return make("p", { dir: "auto" }, ...inline(source));
 }
 
-/// Gives a node other children. What is alike in both stays, and with it what is selected, has the focus or is scrolled.
+/// Gives a node other children. Children that are alike in both stay, and with them the selection, the focus and places of scrolling.
 function become(node, children) {
   children.forEach((child, i) => {
     const there = node.childNodes[i];

@@ -24,7 +24,7 @@ const ticks = () => [...$("methods").querySelectorAll("input:checked")].map((tic
 /// Whether there are methods to choose from, and whether the documents are listed.
 const hasMethods = () => $("methods").querySelector("input") !== null;
 let isListed = false;
-/// What the next answers are made with, as it is kept; as it was kept where the server has not yet said what there is.
+/// The settings of the next answers, as they are kept: those kept before, until the server has told its methods and documents.
 const made = () => ({
   ...kept.made,
   ...(hasMethods() && { fields: values(CHOICES), methods: ticks() }),
@@ -51,7 +51,7 @@ function policy() {
   return name === "full" ? name : { name, capacity };
 }
 
-/// What the next answers are made with; none where something is missing.
+/// The settings of the next answers; none where one is missing.
 function settings() {
   const methods = ticks();
   if (methods.length === 0) return tell("Choose a method.");
@@ -89,7 +89,7 @@ function describe() {
 }
 $("settings").onchange = describe;
 
-/// Asks the server what there is to choose from, and offers it.
+/// Asks the server for its methods, policies and documents, and offers them.
 async function offer(options) {
   const { methods, policies, default_method: method, default_evict: text } = await read("v1/methods", options);
   const { data: [model] } = await read("v1/models", options);
@@ -122,7 +122,7 @@ async function start(options) {
   isListed = true;
 }
 
-/// What takes back the requests of the start under way: one begun later has another key.
+/// The controller that ends the requests of the start under way: one begun later has another key.
 let starting = new AbortController();
 /// Begins, also again where the server did not answer. The options are those of `request`.
 async function begin(options) {

@@ -1,4 +1,4 @@
-//! What requests cost, as the gateway books and counts it.
+//! The work and the tokens of requests, as the gateway books and counts them.
 
 use std::collections::BTreeSet;
 
