@@ -95,7 +95,7 @@ fn pull_known(console: &Console, folder: &Path, known: &KnownModel) -> Result<(P
 /// Fetches the file from the hub and puts it at `part`, linked where it can be and copied elsewhere.
 ///
 /// # Errors
-/// As for [`Fetch::pull`].
+/// If [`Fetch::pull`] fails, the file has another checksum than the known model, or it cannot be put there.
 fn from_hub(console: &Console, known: &KnownModel, address: &Address, part: &Path) -> Result<()> {
     let (path, _) = Fetch(address).pull(console)?;
     let sum = checksum(console, &path)?;

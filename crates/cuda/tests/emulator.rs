@@ -35,7 +35,7 @@ fn memory_that_a_launch_only_reads_is_not_written() {
     let add = |to, from| driver.launch("add", GRID, &[to, from, Arg::U64(512)]);
     add(Arg::Memory(&x, 0), Arg::Read(&y, 0));
     add(Arg::Memory(&x, 0), Arg::Constant(&y, 0));
-    // What is written by another argument may be.
+    // Memory that one argument only reads may be written by another.
     add(Arg::Memory(&x, 0), Arg::Read(&x, 0));
     driver.wait().unwrap();
     driver.zero(&y, 0, 512 * 4);

@@ -137,7 +137,7 @@ impl Engine {
         let is_whole = eviction.is_full() && !eviction.per_query_head;
         let ahead = if method.reuses() { loaders(threads, true) } else { 0 };
         let at_most = |layers: usize| layers.min(config.num_layers());
-        // Where query heads have caches of their own, a layer is there once more, with a copy for each of them.
+        // With caches for query heads, a layer of the prompt is in memory beside its copies, one for each query head of a KV head.
         let expanded = if eviction.per_query_head { config.heads / config.kv_heads } else { 0 };
         let layers = match is_whole {
             true => at_most(2 * usize::from(method.selects())),

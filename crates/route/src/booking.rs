@@ -90,7 +90,7 @@ impl Booking {
 impl Drop for Booking {
     fn drop(&mut self) {
         match self.end_waiting() {
-            // Where the worker decodes, it was a whole answer, whose time has passed. One without work is no answer.
+            // A whole answer that the worker was decoding: the time of its work has passed already. A request without work has no answer.
             Some(1..)
                 if self.own.decoded.fetch_update(Relaxed, Relaxed, |some| some.checked_sub(1)).is_ok() => {}
             // A request that ends without a first token leaves its time to those behind it.

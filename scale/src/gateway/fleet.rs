@@ -291,7 +291,7 @@ impl Inner {
             exclude,
             now: self.started.elapsed().as_secs_f64(),
         };
-        // Where no chunks are to be found, load alone decides, and the work is booked.
+        // A request without chunks is placed by load alone; its question counts only once it is booked.
         let by_load = Request { question: 0, ..request };
         self.random = self.random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         let random = wanted.chat.unwrap_or(self.random);

@@ -49,7 +49,7 @@ impl Maps {
         &self.resolver
     }
 
-    /// Asserts that the fonts so far name no more maps than their limit.
+    /// Checks that the fonts so far name no more maps than their limit.
     pub(super) fn check(&self) -> Result<(), ReadError> {
         if self.read.load(Ordering::Relaxed) > MAX_FONT_MAPS {
             return Err(ReadError::TooLarge {
