@@ -84,7 +84,7 @@ impl Header {
         .map(|(name, value)| (name.to_owned(), value))
         .into();
         if id.quantization != KvQuantization::Exact {
-            entries.insert("encoding".to_owned(), id.quantization.to_string());
+            entries.insert("encoding".to_owned(), id.quantization.encoding().to_owned());
         }
         if let Some(prefix) = &id.prefix {
             entries.insert("prefix".to_owned(), hex::encode(prefix));
@@ -122,7 +122,7 @@ impl Header {
             model: entries.digest("model")?,
             dtype: entries.parse("dtype")?,
             quantization: if entries.has("encoding") {
-                entries.parse("encoding")?
+                encoding(entries.text("encoding")?, entries.text("version")?)?
             } else {
                 KvQuantization::Exact
             },
@@ -143,6 +143,13 @@ impl Header {
         let provenance = Provenance { label, numerics, created: entries.parse("created")? };
         Ok(Header { id, layout, provenance, checksums, blocks })
     }
+}
+
+/// The quantization of this name in a file of a known version. Files of earlier builds may have others, and stay as they are.
+fn encoding(name: &str, version: &str) -> Result<KvQuantization, Problem> {
+    let known = KvQuantization::ALL.into_iter().find(|quantization| quantization.encoding() == name);
+    let name = || name.chars().take(20).collect::<String>();
+    known.ok_or_else(|| Problem::UnknownVersion(format!("{version} with the encoding {}", name())))
 }
 
 impl Chunk {

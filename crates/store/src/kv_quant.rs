@@ -14,7 +14,11 @@ use safetensors::tensor::Dtype as Stored;
 
 use crate::header::stored_as;
 
-/// Tokens that share the range of a channel of keys in [`KvQuantization::Q4`] (KIVI's group size).
+use codes::{around, halves, middle, pack, q4, q8, range, split, unpack};
+
+mod codes;
+
+/// Tokens that share the range of a channel of keys (KIVI's group size).
 pub(crate) const GROUP: usize = 32;
 /// Channels that share the range of a token's values in [`KvQuantization::Q4`].
 const CHANNELS: usize = 32;
@@ -28,7 +32,8 @@ pub enum KvQuantization {
     /// As computed.
     #[default]
     Exact,
-    /// 8 bits an element and an f16 scale a token and head: `round(x / s)` with `s = max |x| / 127`.
+    /// 8 bits an element. Keys have an f16 middle and step by channel over 32 tokens: biases of a model put some of their channels
+    /// hundreds of steps away from the others. Values have an f16 scale by token and head: `round(x / s)` with `s = max |x| / 127`.
     Q8,
     /// 4 bits an element with an f16 minimum and step: keys by channel over 32 tokens, values by token over 32 channels.
     /// The last 32 to 63 tokens are as computed (KIVI, arXiv 2402.02750, §3.3).
@@ -48,11 +53,20 @@ impl KvQuantization {
         }
     }
 
+    /// Its byte of a chunk's key. 1 was that of keys in 8 bits with one scale for a token and head.
     pub(crate) fn tag(self) -> u8 {
         match self {
             KvQuantization::Exact => 0,
-            KvQuantization::Q8 => 1,
+            KvQuantization::Q8 => 3,
             KvQuantization::Q4 => 2,
+        }
+    }
+
+    /// Its name in a chunk file.
+    pub(crate) fn encoding(self) -> &'static str {
+        match self {
+            KvQuantization::Q8 => "q8-channel",
+            KvQuantization::Exact | KvQuantization::Q4 => self.name(),
         }
     }
 }
@@ -165,10 +179,10 @@ impl Layout {
                 push("v", stored, 0..tokens, 1, &[heads, head_dim], size);
             }
             KvQuantization::Q8 => {
-                for [codes, scale] in [["k.q8", "k.scale"], ["v.q8", "v.scale"]] {
-                    push(scale, Stored::F16, 0..tokens, 1, &[heads], 2);
-                    push(codes, Stored::I8, 0..tokens, 1, &[heads, head_dim], 1);
-                }
+                push("k.range", Stored::F16, 0..tokens, GROUP, &[heads, head_dim, 2], 2);
+                push("k.q8", Stored::I8, 0..tokens, 1, &[heads, head_dim], 1);
+                push("v.scale", Stored::F16, 0..tokens, 1, &[heads], 2);
+                push("v.q8", Stored::I8, 0..tokens, 1, &[heads, head_dim], 1);
             }
             KvQuantization::Q4 => {
                 let (head, rest) = (0..encoded, encoded..tokens);
@@ -185,7 +199,8 @@ impl Layout {
         Layout { quantization, dtype, heads, head_dim, tokens, parts, layer }
     }
 
-    /// Of a layer that has only the tokens `runs` of this one, one run after the other. Runs begin at multiples of [`GROUP`].
+    /// Of a layer that has only the tokens `runs` of this one, one run after the other. Runs begin at multiples of [`GROUP`], and end
+    /// there or with the last token.
     pub(crate) fn only(&self, runs: &[Range<usize>]) -> Layout {
         let bound = encoded(self.quantization, self.tokens);
         let encoded = runs.iter().map(|run| run.end.min(bound).saturating_sub(run.start)).sum();
@@ -215,11 +230,17 @@ impl Layout {
         match self.quantization {
             KvQuantization::Exact => return [k, v].map(|x| Cow::Borrowed(x.as_bytes())).into(),
             KvQuantization::Q8 => {
-                for x in [k, v] {
-                    let (mut scales, mut codes) = (Vec::new(), Vec::with_capacity(tokens * row));
-                    for_rows(x, self.head_dim, |head| q8(head, &mut scales, &mut codes));
+                let (keys, ranges) =
+                    self.by_channel(k, tokens, middle, |x, middle, step| q8(x - middle, step));
+                let (mut values, mut scales) = (Vec::with_capacity(tokens * row), Vec::new());
+                for_rows(v, self.head_dim, |head| {
+                    let (_, scale) = around(head, f16::ZERO);
+                    scales.push(scale);
+                    values.extend(head.iter().map(|x| q8(*x, scale.to_f32())));
+                });
+                for (scales, codes) in [(ranges, keys), (scales, values)] {
                     out.extend(scales.iter().flat_map(|scale| scale.to_le_bytes()));
-                    out.extend(codes.iter().map(|code| *code as u8));
+                    out.extend_from_slice(&codes);
                 }
             }
             KvQuantization::Q4 => {
@@ -227,7 +248,7 @@ impl Layout {
                 for x in [k, v] {
                     out.extend_from_slice(x.range(bound * row..tokens * row).as_bytes());
                 }
-                let (keys, key_ranges) = self.q4_keys(k, bound);
+                let (keys, key_ranges) = self.by_channel(k, bound, range, q4);
                 let (values, value_ranges) = self.q4_values(v, bound);
                 for ranges in [key_ranges, value_ranges] {
                     out.extend(ranges.iter().flat_map(|range| range.to_le_bytes()));
@@ -241,19 +262,29 @@ impl Layout {
         vec![Cow::Owned(out)]
     }
 
-    /// Codes of the first `bound` tokens' keys, and minimum and step of each channel of each group of tokens.
-    fn q4_keys(&self, k: Slice<'_>, bound: usize) -> (Vec<u8>, Vec<f16>) {
+    /// Codes of the first `tokens` keys, and what `range` says of each channel of each group of tokens.
+    fn by_channel(
+        &self,
+        k: Slice<'_>,
+        tokens: usize,
+        range: impl Fn(&[f32]) -> (f16, f16),
+        code: impl Fn(f32, f32, f32) -> u8,
+    ) -> (Vec<u8>, Vec<f16>) {
         let row = self.heads * self.head_dim;
-        let (mut codes, mut ranges) = (vec![0; bound * row], Vec::with_capacity(bound / GROUP * row * 2));
-        let mut group = vec![0.0; GROUP * row];
-        for start in (0..bound).step_by(GROUP) {
-            k.range(start * row..(start + GROUP) * row).to_f32(&mut group);
-            for channel in 0..row {
-                let (low, step) = range(group.iter().skip(channel).step_by(row));
+        let (mut codes, mut ranges) =
+            (vec![0; tokens * row], Vec::with_capacity(tokens.div_ceil(GROUP) * row * 2));
+        let (mut group, mut channel) = (vec![0.0; GROUP * row], Vec::with_capacity(GROUP));
+        for codes in codes.chunks_mut(GROUP * row) {
+            let start = ranges.len() / 2 * GROUP;
+            let group = &mut group[..codes.len()];
+            k.range(start..start + group.len()).to_f32(group);
+            for at in 0..row {
+                channel.clear();
+                channel.extend(group.iter().skip(at).step_by(row));
+                let (low, step) = range(&channel);
                 ranges.extend([low, step]);
-                for token in 0..GROUP {
-                    codes[(start + token) * row + channel] = q4(group[token * row + channel], low, step);
-                }
+                let codes = codes.iter_mut().skip(at).step_by(row);
+                codes.zip(&channel).for_each(|(to, x)| *to = code(*x, low.to_f32(), step.to_f32()));
             }
         }
         (codes, ranges)
@@ -264,9 +295,9 @@ impl Layout {
         let (mut codes, mut ranges) = (Vec::with_capacity(bound * self.heads * self.head_dim), Vec::new());
         for_rows(v.range(0..bound * self.heads * self.head_dim), self.head_dim, |head| {
             for group in head.chunks(CHANNELS) {
-                let (low, step) = range(group.iter());
+                let (low, step) = range(group);
                 ranges.extend([low, step]);
-                codes.extend(group.iter().map(|x| q4(*x, low, step)));
+                codes.extend(group.iter().map(|x| q4(*x, low.to_f32(), step.to_f32())));
             }
         });
         (codes, ranges)
@@ -287,16 +318,16 @@ impl Layout {
                 }
             }
             KvQuantization::Q8 => {
-                for half in 0..2 {
-                    let (scales, codes) = (halves(part(2 * half)), bytemuck::cast_slice(part(2 * half + 1)));
-                    out.dequantize_runs(
-                        half * tokens * row,
-                        codes,
-                        (self.head_dim, self.head_dim),
-                        &[],
-                        &scales,
-                    );
+                let mut ranges = [vec![0.0; row], vec![0.0; row]];
+                let keys: &[i8] = bytemuck::cast_slice(part(1));
+                for (group, (codes, of)) in
+                    keys.chunks(GROUP * row).zip(halves(part(0)).chunks(2 * row)).enumerate()
+                {
+                    let [middle, step] = split(of, &mut ranges);
+                    out.dequantize_columns(group * GROUP * row, codes, middle, step);
                 }
+                let runs = (self.head_dim, self.head_dim);
+                out.dequantize_runs(tokens * row, bytemuck::cast_slice(part(3)), runs, &[], &halves(part(2)));
             }
             KvQuantization::Q4 => {
                 let rest = part(0).len() / self.dtype.size() / row;
@@ -349,71 +380,4 @@ fn for_rows(x: Slice<'_>, len: usize, mut f: impl FnMut(&[f32])) {
         x.range(start..start + len).to_f32(&mut row);
         f(&row);
     }
-}
-
-fn q8(head: &[f32], scales: &mut Vec<f16>, codes: &mut Vec<i8>) {
-    let most = head.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
-    let scale = finite(most / 127.0);
-    scales.push(scale);
-    // The factor that the decoder will multiply by; all zeros have a scale of zero.
-    let inverse = if scale == f16::ZERO { 0.0 } else { 1.0 / scale.to_f32() };
-    codes.extend(head.iter().map(|x| (x * inverse).round_ties_even().clamp(-127.0, 127.0) as i8));
-}
-
-/// Minimum and step of 16 levels that reach the maximum.
-fn range<'a>(values: impl Iterator<Item = &'a f32>) -> (f16, f16) {
-    let (low, high) = values.fold((f32::MAX, f32::MIN), |(low, high), x| (low.min(*x), high.max(*x)));
-    let low = finite(low);
-    (low, finite((high - low.to_f32()) / 15.0))
-}
-
-fn q4(x: f32, low: f16, step: f16) -> u8 {
-    if step <= f16::ZERO {
-        return 0;
-    }
-    ((x - low.to_f32()) / step.to_f32()).round_ties_even().clamp(0.0, 15.0) as u8
-}
-
-/// The nearest finite f16.
-fn finite(x: f32) -> f16 {
-    f16::from_f32(x.clamp(f16::MIN.to_f32(), f16::MAX.to_f32()))
-}
-
-/// Two codes a byte, the first in the lower half.
-fn pack(codes: &[u8], out: &mut Vec<u8>) {
-    out.extend(codes.chunks(2).map(|pair| pair[0] | pair.get(1).copied().unwrap_or(0) << 4));
-}
-
-/// Codes of rows of `row`, each from a byte on.
-fn unpack<'a>(bytes: &[u8], row: usize, codes: &'a mut [i8]) -> &'a [i8] {
-    let rows = bytes.len() / row.div_ceil(2);
-    for (bytes, codes) in bytes.chunks(row.div_ceil(2)).zip(codes.chunks_mut(row)) {
-        let (pairs, last) = codes.as_chunks_mut::<2>();
-        pairs.iter_mut().zip(bytes).for_each(|(pair, byte)| *pair = [(byte & 15) as i8, (byte >> 4) as i8]);
-        if let ([last], Some(byte)) = (last, bytes.last()) {
-            *last = (byte & 15) as i8;
-        }
-    }
-    &codes[..rows * row]
-}
-
-/// The minima and the steps of pairs of both.
-fn split<'a>(pairs: &[f32], [low, step]: &'a mut [Vec<f32>; 2]) -> [&'a [f32]; 2] {
-    let pairs = pairs.as_chunks::<2>().0;
-    for ((pair, low), step) in pairs.iter().zip(low.iter_mut()).zip(step.iter_mut()) {
-        [*low, *step] = *pair;
-    }
-    [&low[..pairs.len()], &step[..pairs.len()]]
-}
-
-fn halves(bytes: &[u8]) -> Vec<f32> {
-    let mut out = vec![0.0; bytes.len() / 2];
-    match Slice::from_bytes(Dtype::F16, bytes) {
-        Ok(slice) => slice.to_f32(&mut out),
-        Err(_) => {
-            let each = bytes.as_chunks::<2>().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32());
-            out.iter_mut().zip(each).for_each(|(out, x)| *out = x);
-        }
-    }
-    out
 }

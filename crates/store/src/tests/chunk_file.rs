@@ -236,6 +236,12 @@ fn an_unknown_version_is_told_from_damage() {
         let lacking = forge(|j| j["__metadata__"]["version"] = version.into()).unwrap_err();
         assert!(matches!(lacking, Problem::Header(_)), "{lacking}");
     }
+    // The form of 8 bits that earlier builds wrote.
+    let earlier = forge(|j| {
+        j["__metadata__"]["version"] = "2".into();
+        j["__metadata__"]["encoding"] = "q8".into();
+    });
+    assert_eq!(earlier.unwrap_err(), Problem::UnknownVersion("2 with the encoding q8".into()));
     let unasked = forge(|j| j["__metadata__"]["prefix"] = "0".repeat(64).into()).unwrap_err();
     assert!(matches!(unasked, Problem::Header(_)), "{unasked}");
     assert!(!newer.is_permanent());
