@@ -78,7 +78,7 @@ impl FromStr for Precision {
 
 /// Name of the layout of packed weights in files. A change of the packing must change it: files of an older one are made again then.
 pub(crate) const PACKED_LAYOUT: &str =
-    if cfg!(target_endian = "little") { "panels-1" } else { "panels-1-big-endian" };
+    if cfg!(target_endian = "little") { "panels-2" } else { "panels-2-big-endian" };
 
 /// Prepacked weights of `y = x · Wᵀ + b`.
 ///

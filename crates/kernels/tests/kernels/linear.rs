@@ -469,6 +469,25 @@ const PACKED_DIGESTS: [u64; 8] = [
     17_553_068_751_260_346_787,
 ];
 
+/// Another treatment of NaN or infinity is another layout, too: files of packed weights keep what was made of a damaged model.
+#[test]
+fn packed_bits_of_nan_and_infinity_are_those_of_their_layout() {
+    const INPUTS: usize = 70;
+    let mut w = Rng::new(31).floats(40 * INPUTS);
+    (w[3 * INPUTS + 40], w[17 * INPUTS + 2]) = (f32::NAN, f32::NEG_INFINITY);
+    let floats = |row: usize, out: &mut [f32]| -> Result<(), ()> {
+        out.copy_from_slice(&w[row * INPUTS..(row + 1) * INPUTS]);
+        Ok(())
+    };
+    for cpu in cpus(2) {
+        let digests = [Precision::Bf16, Precision::Q8].map(|precision| {
+            let packed = Linear::pack(&cpu, precision, 40, INPUTS, None, WeightRows::F32(&floats)).unwrap();
+            digest(packed.panels().words)
+        });
+        assert_eq!(digests, [16_222_419_181_361_185_624, 17_340_204_645_102_520_760], "{:?}", cpu.isa());
+    }
+}
+
 /// A NaN must reach the logits, where it becomes an error: of a row each of its results is none, of a weight each of its output's.
 #[test]
 fn products_of_blocks_with_nan_are_nan() {
