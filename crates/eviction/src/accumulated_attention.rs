@@ -1,5 +1,7 @@
 //! Attention weights summed over all rows so far, for policies that keep heavy hitters.
 
+use refrain_kernels::argmin_before;
+
 use crate::{AttentionReport, LayerView, Sizes, TokenScorer};
 
 /// Scores `acc[t] += Σ_rows softmax`, with a window of recent tokens that stay.
@@ -56,6 +58,16 @@ impl TokenScorer for AccumulatedAttention {
                 *score = f32::INFINITY;
             }
         }
+    }
+
+    fn weakest(&self, layer: &LayerView<'_>, head: usize, scores: &mut [f32]) -> Option<usize> {
+        let before = layer.next.saturating_sub(self.recent as u32);
+        let lowest =
+            || argmin_before(&self.sums[head * self.capacity..][..layer.len], layer.head(head), before);
+        self.rows.is_none().then(lowest).flatten().or_else(|| {
+            self.score(layer, head, scores);
+            refrain_kv::weakest(scores, layer.head(head))
+        })
     }
 
     fn moved(&mut self, head: usize, from: usize, to: usize, _: u32) {

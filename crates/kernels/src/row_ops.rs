@@ -87,32 +87,36 @@ pub fn max_assign(row: &mut [f16], other: &[f16]) {
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn argmin_before(values: &[f64], positions: &[u32], before: u32) -> Option<usize> {
+pub fn argmin_before<T>(values: &[T], positions: &[u32], before: u32) -> Option<usize>
+where
+    T: Copy + PartialOrd + From<f32>,
+{
     assert_eq!(values.len(), positions.len(), "a position for every value");
     isa::process_level().run(ArgminBefore { sums: values, positions, before })
 }
 
-struct ArgminBefore<'a> {
-    sums: &'a [f64],
+struct ArgminBefore<'a, T> {
+    sums: &'a [T],
     positions: &'a [u32],
     before: u32,
 }
 
-impl Kernel for ArgminBefore<'_> {
+impl<T: Copy + PartialOrd + From<f32>> Kernel for ArgminBefore<'_, T> {
     type Output = Option<usize>;
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> Option<usize> {
         let ArgminBefore { sums, positions, before } = self;
-        let mut lanes = [f64::INFINITY; LANES];
+        let infinity = T::from(f32::INFINITY);
+        let mut lanes = [infinity; LANES];
         let whole = sums.len() / LANES * LANES;
         for (sums, positions) in sums[..whole].chunks_exact(LANES).zip(positions.chunks_exact(LANES)) {
             for i in 0..LANES {
-                let sum = if positions[i] < before { sums[i] } else { f64::INFINITY };
+                let sum = if positions[i] < before { sums[i] } else { infinity };
                 lanes[i] = if sum < lanes[i] { sum } else { lanes[i] };
             }
         }
-        let mut least = f64::INFINITY;
+        let mut least = infinity;
         for lane in lanes {
             least = if lane < least { lane } else { least };
         }
@@ -166,9 +170,12 @@ mod tests {
                 .filter(|i| born[*i] < before)
                 .min_by(|a, b| sums[*a].total_cmp(&sums[*b]).then(born[*b].cmp(&born[*a])));
             assert_eq!(argmin_before(&sums, &born, before), expected, "{before}");
+            // These sums are exact in `f32`.
+            let short: Vec<f32> = sums.iter().map(|sum| *sum as f32).collect();
+            assert_eq!(argmin_before(&short, &born, before), expected, "{before}");
         }
         assert_eq!(argmin_before(&[0.0; 20], &(0..20).collect::<Vec<_>>(), 9), Some(8));
-        assert_eq!(argmin_before(&[], &[], 9), None);
+        assert_eq!(argmin_before::<f64>(&[], &[], 9), None);
     }
 
     #[test]
