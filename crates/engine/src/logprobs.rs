@@ -1,5 +1,7 @@
 //! Log probabilities of tokens.
 
+use crate::sampling::{argmax, likeliest};
+
 /// Log probabilities of one token, before temperature and all other sampling options.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprobs {
@@ -11,30 +13,33 @@ pub struct TokenLogprobs {
 
 /// Log probabilities of the whole vocabulary, before a token is chosen.
 pub(crate) struct VocabLogprobs {
-    all: Vec<f32>,
+    logits: Vec<f32>,
+    /// The highest logit, and its log probability.
+    highest: (f32, f32),
     top: Vec<(u32, f32)>,
 }
 
 impl VocabLogprobs {
     /// Log probabilities of logits, with the `most` likeliest tokens; ties go to the lower token.
     pub(crate) fn new(logits: &[f32], most: usize) -> VocabLogprobs {
-        let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = logits.iter().map(|logit| f64::from(logit - highest).exp()).sum();
-        let all: Vec<f32> =
-            logits.iter().map(|logit| (f64::from(logit - highest) - sum.ln()) as f32).collect();
-        let mut order: Vec<u32> = (0..all.len() as u32).collect();
-        let likelier = |a: &u32, b: &u32| all[*b as usize].total_cmp(&all[*a as usize]).then(a.cmp(b));
-        if most > 0 && most < order.len() {
-            order.select_nth_unstable_by(most - 1, likelier);
-        }
-        order.truncate(most);
-        order.sort_unstable_by(likelier);
-        let top = order.into_iter().map(|token| (token, all[token as usize])).collect();
-        VocabLogprobs { all, top }
+        let mut kept = logits.to_vec();
+        refrain_kernels::softmax(&mut kept);
+        let first = argmax(logits) as usize;
+        let highest = (logits[first], kept[first].ln());
+        kept.copy_from_slice(logits);
+        let mut found = VocabLogprobs { logits: kept, highest, top: Vec::new() };
+        let top = likeliest(logits, most, f32::NEG_INFINITY);
+        found.top = top.into_iter().map(|token| (token, found.logprob(token))).collect();
+        found
+    }
+
+    fn logprob(&self, token: u32) -> f32 {
+        // In this order nothing is lost of a token that is nearly certain.
+        self.logits[token as usize] - self.highest.0 + self.highest.1
     }
 
     pub(crate) fn of(self, token: u32) -> TokenLogprobs {
-        TokenLogprobs { logprob: self.all[token as usize], top: self.top }
+        TokenLogprobs { logprob: self.logprob(token), top: self.top }
     }
 }
 
@@ -50,7 +55,7 @@ mod tests {
         assert!((f64::from(logprobs.logprob) - (2.0 - total.ln())).abs() < 1e-6);
         assert_eq!(logprobs.top.iter().map(|(token, _)| *token).collect::<Vec<_>>(), [1, 3, 2]);
         let all = VocabLogprobs::new(&[1.0, 3.0, 2.0], 9);
-        let sum: f32 = all.all.iter().map(|x| x.exp()).sum();
+        let sum: f32 = (0..3).map(|token| all.logprob(token).exp()).sum();
         assert!((sum - 1.0).abs() < 1e-6 && all.top.len() == 3);
         assert!(VocabLogprobs::new(&[0.0, 1.0], 0).top.is_empty());
     }

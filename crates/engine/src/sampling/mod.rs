@@ -1,6 +1,7 @@
 //! How tokens are chosen: options, penalties, random draws, and the grammar that an answer has to follow.
 
 mod grammar;
+mod likeliest;
 mod limits;
 mod sampler;
 mod schema;
@@ -11,8 +12,9 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::grammar::GrammarCompiler;
 pub use self::grammar::{Grammar, StructuredOutput};
+pub use self::likeliest::argmax;
+pub(crate) use self::likeliest::likeliest;
 pub(crate) use self::sampler::Sampler;
-pub use self::sampler::argmax;
 pub use self::schema::without_unreadable;
 use crate::{Error, Result};
 

@@ -6,9 +6,10 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use super::Sampling;
+use super::likeliest::{argmax, likeliest, maximum};
 
-/// Tokens among which the likeliest of `top_p` are looked for first.
-const SORTED: usize = 256;
+/// Probabilities that are added up, and passed over, at once.
+const BLOCK: usize = 256;
 
 /// Chooses the tokens of one answer.
 #[derive(Debug)]
@@ -74,64 +75,92 @@ impl Sampler {
 
     /// Temperature, then top-k, top-p, min-p, each over what the one before it left.
     fn draw(&mut self, logits: &mut [f32]) -> u32 {
+        let Sampling { temperature, top_k, top_p, min_p, .. } = self.options;
         // Relative to the highest, so that a tiny temperature cannot overflow.
-        let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        logits.iter_mut().for_each(|logit| *logit = (*logit - highest) / self.options.temperature);
+        let highest = maximum(logits);
+        logits.iter_mut().for_each(|logit| *logit = (*logit - highest) / temperature);
         refrain_kernels::softmax(logits);
-        let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-        let likelier = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
-        let top_k = self.options.top_k;
-        if top_k > 0 && top_k < order.len() {
-            order.select_nth_unstable_by(top_k - 1, likelier);
-            order.truncate(top_k);
-        }
-        let probability = |token: &u32| logits[*token as usize];
-        if self.options.top_p < 1.0 {
-            let total: f32 = order.iter().map(probability).sum();
-            let (mut sum, mut kept) = (0.0, 0);
-            // Most of the vocabulary is never put into order.
-            for some in [SORTED, usize::MAX] {
-                let some = some.min(order.len());
-                if some < order.len() {
-                    order.select_nth_unstable_by(some - 1, likelier);
-                }
-                order[kept..some].sort_unstable_by(likelier);
-                while kept < some && sum < self.options.top_p * total {
-                    sum += probability(&order[kept]);
-                    kept += 1;
-                }
-                if kept < some {
-                    break;
-                }
-            }
-            order.truncate(kept);
-        }
-        let highest = order.iter().map(probability).fold(0.0, f32::max);
-        order.retain(|token| probability(token) >= self.options.min_p * highest);
-        let total: f64 = order.iter().map(|token| f64::from(probability(token))).sum();
         let uniform = (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
-        let mut left = uniform * total;
-        for token in &order {
-            left -= f64::from(probability(token));
-            if left < 0.0 {
-                return *token;
-            }
+        let keeps_k = top_k > 0 && top_k < logits.len();
+        if !keeps_k && top_p >= 1.0 && min_p == 0.0 {
+            return draw_of_all(logits, uniform);
         }
-        *order.last().unwrap_or(&0)
+        let least = min_p * maximum(logits);
+        let mut kept = if keeps_k {
+            let mut kept = likeliest(logits, top_k, 0.0);
+            if top_p < 1.0 {
+                let total: f32 = kept.iter().map(|token| logits[*token as usize]).sum();
+                kept.truncate(reach(logits, &kept, top_p * total).unwrap_or(top_k));
+            }
+            kept
+        } else if top_p < 1.0 {
+            nucleus(logits, top_p)
+        } else {
+            likeliest(logits, usize::MAX, least)
+        };
+        kept.truncate(kept.partition_point(|token| logits[*token as usize] >= least));
+        let probabilities = || kept.iter().map(|token| f64::from(logits[*token as usize]));
+        let mut left = uniform * probabilities().sum::<f64>();
+        let drawn = probabilities().position(|probability| {
+            left -= probability;
+            left < 0.0
+        });
+        drawn.map_or(kept.last(), |at| kept.get(at)).copied().unwrap_or(0)
     }
 }
 
-/// Index of the highest value, ties to the lower index.
-pub fn argmax(values: &[f32]) -> u32 {
-    // Two simple passes, the first of them with vectors, are quicker than one that carries the index.
-    let mut highest = [f32::NEG_INFINITY; 16];
-    for values in values.chunks(highest.len()) {
-        for (highest, value) in highest.iter_mut().zip(values) {
-            *highest = if *value > *highest { *value } else { *highest };
+/// The likeliest tokens of a vocabulary, until their probabilities sum to `top_p`; the likeliest first.
+fn nucleus(probabilities: &[f32], top_p: f32) -> Vec<u32> {
+    // The probabilities below it sum to less than what is left out.
+    let least = (1.0 - top_p) / probabilities.len() as f32 / 2.0;
+    let mut kept = Vec::new();
+    // Most answers have few tokens to choose from.
+    for most in [256, 4096, usize::MAX] {
+        kept = likeliest(probabilities, most, least);
+        if let Some(count) = reach(probabilities, &kept, top_p) {
+            kept.truncate(count);
+            break;
         }
     }
-    let highest = highest.into_iter().fold(f32::NEG_INFINITY, f32::max);
-    values.iter().position(|value| *value == highest).unwrap_or(0) as u32
+    kept
+}
+
+/// The number of `tokens`, at least 1, whose probabilities sum to `share`; none if all of them do not.
+fn reach(probabilities: &[f32], tokens: &[u32], share: f32) -> Option<usize> {
+    let mut sum = 0.0;
+    let reaches = |token: &u32| {
+        sum += probabilities[*token as usize];
+        sum >= share
+    };
+    tokens.iter().position(reaches).map(|at| at + 1)
+}
+
+/// The token of a vocabulary at this part of the sum of all probabilities.
+fn draw_of_all(probabilities: &[f32], part: f64) -> u32 {
+    let sums: Vec<f64> = probabilities.chunks(BLOCK).map(sum).collect();
+    let mut left = part * sums.iter().sum::<f64>();
+    for (block, sum) in sums.into_iter().enumerate() {
+        if left >= sum {
+            left -= sum;
+            continue;
+        }
+        for (token, probability) in (0..).zip(probabilities).skip(block * BLOCK).take(BLOCK) {
+            left -= f64::from(*probability);
+            if left < 0.0 {
+                return token;
+            }
+        }
+    }
+    // Rounding left something over. A token that cannot be is never drawn.
+    probabilities.iter().rposition(|probability| *probability > 0.0).unwrap_or(0) as u32
+}
+
+fn sum(values: &[f32]) -> f64 {
+    let mut sums = [0.0; 8];
+    for values in values.chunks(sums.len()) {
+        sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += f64::from(*value));
+    }
+    sums.into_iter().sum()
 }
 
 #[cfg(test)]
@@ -196,8 +225,80 @@ mod tests {
             let lowest = drawn.iter().map(|token| logits[*token as usize]).fold(f32::MAX, f32::min);
             assert!(lowest < least + 0.02, "{top_p}: {lowest}, {least}");
         }
-        assert_eq!(argmax(&logits), logits.iter().position(|l| *l == 1.999).unwrap() as u32);
-        assert_eq!((argmax(&[1.0, 3.0, 3.0]), argmax(&[f32::NEG_INFINITY; 20]), argmax(&[])), (1, 0, 0));
+    }
+
+    /// Every filter by its definition: all tokens in order, then as many as it leaves.
+    fn drawn_in_order(options: &Sampling, logits: &[f32], rng: &mut ChaCha8Rng) -> u32 {
+        let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let mut p: Vec<f32> = logits.iter().map(|logit| (logit - highest) / options.temperature).collect();
+        refrain_kernels::softmax(&mut p);
+        let mut order: Vec<usize> = (0..p.len()).collect();
+        if options.top_k > 0 || options.top_p < 1.0 || options.min_p > 0.0 {
+            order.sort_by(|a, b| p[*b].total_cmp(&p[*a]).then(a.cmp(b)));
+        }
+        order.truncate(if options.top_k > 0 { options.top_k } else { p.len() });
+        if options.top_p < 1.0 {
+            let total = if options.top_k > 0 { order.iter().map(|token| p[*token]).sum() } else { 1.0 };
+            let mut sum = 0.0;
+            let reached = order.iter().position(|token| {
+                sum += p[*token];
+                sum >= options.top_p * total
+            });
+            order.truncate(reached.map_or(p.len(), |at| at + 1));
+        }
+        order.retain(|token| options.min_p == 0.0 || p[*token] >= options.min_p * p[argmax(&p) as usize]);
+        let uniform = (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+        let mut left = uniform * order.iter().map(|token| f64::from(p[*token])).sum::<f64>();
+        let drawn = order.iter().find(|token| {
+            left -= f64::from(p[**token]);
+            left < 0.0
+        });
+        *drawn.unwrap() as u32
+    }
+
+    #[test]
+    fn tokens_are_those_of_the_whole_vocabulary_in_order() {
+        let mut rng = ChaCha8Rng::seed_from_u64(5);
+        for spread in [0.0, 0.5, 3.0, 12.0] {
+            for (top_k, top_p, min_p) in [
+                (0, 1.0, 0.0),
+                (0, 0.3, 0.0),
+                (0, 0.95, 0.0),
+                (0, 0.999, 0.02),
+                (40, 1.0, 0.0),
+                (40, 0.9, 0.0),
+                (2000, 0.9, 0.1),
+                (0, 1.0, 0.05),
+            ] {
+                let options =
+                    Sampling { temperature: 0.8, top_k, top_p, min_p, seed: 3, ..Sampling::default() };
+                let mut sampler = Sampler::new(options.clone(), []);
+                for _ in 0..20 {
+                    let logits: Vec<f32> =
+                        (0..6000).map(|_| (rng.next_u32() as f32 / 4e9).powi(3) * spread).collect();
+                    let expected = drawn_in_order(&options, &logits, &mut sampler.rng.clone());
+                    assert_eq!(sampler.sample(&mut logits.clone()), expected, "{spread} {options:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_token_that_cannot_be_is_never_drawn() {
+        // Tokens that a grammar forbids, before, between and after the two that it allows.
+        let mut logits = vec![f32::NEG_INFINITY; 1000];
+        (logits[300], logits[700]) = (1.0, 0.5);
+        for options in [
+            Sampling { temperature: 1.0, ..Sampling::default() },
+            Sampling { temperature: 1.0, top_k: 50, ..Sampling::default() },
+            Sampling { temperature: 1.0, top_p: 0.99, ..Sampling::default() },
+        ] {
+            let mut drawn = draws(options, &logits, 500);
+            drawn.sort_unstable();
+            drawn.dedup();
+            assert_eq!(drawn, [300, 700]);
+        }
+        assert_eq!([draw_of_all(&[0.0, 0.5, 0.5, 0.0], 1.0), draw_of_all(&[0.0, 0.5, 0.0], 0.0)], [2, 1]);
     }
 
     #[test]
