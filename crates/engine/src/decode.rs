@@ -15,6 +15,8 @@ use crate::step_cost::StepCost;
 
 /// Tokens up to which a sequence's attention is not worth being shared among threads.
 const ONE_THREAD: usize = 512;
+/// Tokens whose attention takes a thread as long as sharing a sequence's attention among threads does.
+const SHARING: usize = 100;
 
 /// Memory of decoding steps, and what they have shown of their cost.
 #[derive(Debug, Default)]
@@ -168,7 +170,8 @@ fn compute_runs(caches: &mut [&mut SequenceCache], runs: &Runs, tokens: &mut Act
 fn each_on_its_own_thread(caches: &[&mut SequenceCache], device: &dyn Device) -> bool {
     let retained = || caches.iter().map(|cache| cache.cache.retained());
     let longest = retained().max().unwrap_or(0);
-    caches.len() > 1 && (longest <= ONE_THREAD || longest * device.threads() <= retained().sum())
+    let shared = retained().sum::<usize>() / device.threads() + SHARING * caches.len();
+    caches.len() > 1 && (longest <= ONE_THREAD || longest <= shared)
 }
 
 /// Attention of the tokens of each sequence, over its own cache.

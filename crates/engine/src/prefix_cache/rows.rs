@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use refrain_kernels::{Device, KvBuffer};
+use refrain_kernels::{Device, KvBuffer, parallel_each};
 use refrain_kv::{KvCache, LayerCache, Shape};
 
 /// Rotated keys and values of some tokens, each layer `Hkv × tokens × d`.
@@ -14,16 +14,17 @@ pub(super) struct CachedRows {
 }
 
 impl CachedRows {
-    /// Those in the slots `slots` of a cache.
+    /// Rows of the slots `slots` of a cache. All answers wait for the copy, so that threads share its layers.
     pub(super) fn copy_from(device: &dyn Device, cache: &KvCache, slots: Range<usize>) -> CachedRows {
         let (shape, tokens) = (cache.shape(), slots.len());
-        let copy = |layer| {
+        let mut layers: Vec<_> = std::iter::repeat_with(|| None).take(shape.layers).collect();
+        parallel_each(device, &mut layers, &|layer, copied| {
             let mut rows = LayerCache::new(device, shape, cache.dtype(), tokens);
             let from = (cache.layer(layer), cache.capacity(), slots.start);
             copy_rows(device, shape, from, (&mut rows, tokens, 0), tokens);
-            rows
-        };
-        CachedRows { shape, tokens, layers: (0..shape.layers).map(copy).collect() }
+            *copied = Some(rows);
+        });
+        CachedRows { shape, tokens, layers: layers.into_iter().flatten().collect() }
     }
 
     /// Copies the tokens `range` of a layer to a cache of `capacity` slots a head, from `slot` on.
@@ -52,13 +53,12 @@ fn copy_rows(
     (to, to_capacity, to_slot): (&mut LayerCache, usize, usize),
     tokens: usize,
 ) {
-    let copy = |from: &KvBuffer, to: &mut KvBuffer| {
+    let mut halves: [(&KvBuffer, &mut KvBuffer); 2] = [(&from.k, &mut to.k), (&from.v, &mut to.v)];
+    parallel_each(device, &mut halves, &|_, (from, to)| {
         for head in 0..shape.kv_heads {
             let start = (head * from_capacity + from_slot) * shape.head_dim;
             let at = (head * to_capacity + to_slot) * shape.head_dim;
             device.copy_kv(from, start..start + tokens * shape.head_dim, to, at);
         }
-    };
-    copy(&from.k, &mut to.k);
-    copy(&from.v, &mut to.v);
+    });
 }
