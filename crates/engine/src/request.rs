@@ -121,7 +121,7 @@ pub struct GenerateRequest {
     pub eviction: Eviction,
     /// How tokens are chosen.
     pub sampling: Sampling,
-    /// The grammar that the answer follows.
+    /// The grammar that the answer follows, behind its thoughts where the prompt lets it think.
     pub grammar: Option<Grammar>,
     /// Most tokens that are proposed at a time from what was said before, and verified in one step (prompt lookup decoding); 0 proposes
     /// none. The answer is the same. A cache that evicts tokens cannot take them back, and gets no proposals.

@@ -3,7 +3,8 @@
 //! A prompt is made of parts that different people wrote, and a user's text must not be able to pass for the
 //! template's. So the template is rendered once with placeholders for all that is not its own, and cut at them
 //! ([`ChatTemplate::split`]); a rendered text is never searched for a user's. Definitions, calls and results of
-//! tools are users' texts as well, also where a template writes them as JSON.
+//! tools are users' texts as well, also where a template writes them as JSON. Of an answer, the marks around thoughts alone
+//! are taken for the template's.
 
 mod bounds;
 mod environment;
@@ -11,6 +12,7 @@ mod message;
 mod pieces;
 mod placeholder;
 mod split;
+mod switches;
 mod thoughts;
 mod tools_as_text;
 mod values;
@@ -28,6 +30,7 @@ pub use self::message::{Message, ToolCall};
 pub(crate) use self::message::{function_of, tool_name};
 pub use self::split::{Layout, PromptParts};
 use self::thoughts::Thoughts;
+pub use self::thoughts::{THOUGHT_MARKS, Thinking};
 use self::values::{Texts, Turn, TurnText};
 use crate::error::{ModelError, Result, template_error};
 use crate::files::ModelFiles;

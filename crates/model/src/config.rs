@@ -46,7 +46,7 @@ pub struct Config {
     pub layers: Vec<LayerSpec>,
     /// The distinct rotary embeddings, to which [`LayerSpec::rope`] points. All rotate equally many values of a head.
     pub ropes: Vec<RopeSpec>,
-    /// Longest sequence the model was made for, in tokens.
+    /// Longest sequence the model was made for, in tokens. YaRN stretches it beyond what the files say, if they say the original one.
     pub context: usize,
     /// Whether the output projection is the embedding matrix (no `lm_head.weight` is to be read).
     pub tied_embeddings: bool,
@@ -113,6 +113,9 @@ pub enum RopeScaling {
         divisors: Vec<f64>,
         /// Multiplies cosine and sine.
         attention_factor: f64,
+        /// Tokens of the stretched context, which [`Config::context`] is at least: the fingerprint has it from there.
+        #[serde(skip)]
+        context: usize,
     },
     /// GGUF's `rope_freqs.weight`: frequency i is divided by value i of `rotary_dim / 2`.
     Factors(Vec<f32>),

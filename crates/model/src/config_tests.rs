@@ -215,7 +215,7 @@ fn longrope_of_both_styles() {
 #[test]
 fn yarn_of_both_kinds_of_files() {
     let check = |config: Config, expected: &[f64], factor: f64| {
-        let RopeScaling::Yarn { divisors, attention_factor } = &config.ropes[0].scaling else {
+        let RopeScaling::Yarn { divisors, attention_factor, .. } = &config.ropes[0].scaling else {
             panic!("{:?}", config.ropes)
         };
         assert_eq!(divisors.len(), expected.len());
@@ -246,6 +246,28 @@ fn yarn_of_both_kinds_of_files() {
     let file =
         file.f32("qwen2.rope.scaling.yarn_beta_fast", 2.0).f32("qwen2.rope.scaling.yarn_ext_factor", 1.0);
     check(gguf(&file).unwrap(), &[1.0, 1.0, 4.0, 4.0], attention);
+}
+
+/// Published copies with YaRN keep the original number; others have the stretched one already.
+#[test]
+fn yarn_stretches_the_context() {
+    let rope = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768});
+    let with = |context: usize, window: Value| {
+        hf(json!({"model_type": "qwen2", "max_position_embeddings": context, "rope_scaling": rope, "max_window_layers": 0,
+            "sliding_window": window, "use_sliding_window": !window.is_null()}))
+        .unwrap()
+    };
+    for context in [32_768, 131_072] {
+        assert_eq!(with(context, Value::Null).context, 131_072);
+    }
+    assert_eq!(with(32_768, json!(65_536)).layers[0].window, Some(65_536));
+    let file =
+        tiny_gguf("qwen2").str("qwen2.rope.scaling.type", "yarn").f32("qwen2.rope.scaling.factor", 2.5);
+    let file = |original| file.clone().u32("qwen2.rope.scaling.original_context_length", original);
+    assert_eq!(gguf(&file(128)).unwrap().context, 320);
+    assert_eq!(gguf(&file(16)).unwrap().context, 128, "the file's own context is longer");
+    let error = gguf(&file(u32::MAX)).unwrap_err().to_string();
+    assert!(error.contains("the context length is 10737418238"), "{error}");
 }
 
 #[test]
@@ -435,7 +457,7 @@ fn canonical_bytes_tell_configurations_apart() {
             original_context: 8,
             attention_factor: 1.0,
         },
-        RopeScaling::Yarn { divisors: vec![1.0, 2.0], attention_factor: 1.0 },
+        RopeScaling::Yarn { divisors: vec![1.0, 2.0], attention_factor: 1.0, context: 8 },
         RopeScaling::Factors(vec![1.0, 2.0]),
     ] {
         other.ropes[0].scaling = scaling;

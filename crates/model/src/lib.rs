@@ -21,7 +21,7 @@ mod tokenizer;
 mod tool_calls;
 mod weights;
 
-pub use chat_template::{ChatTemplate, Layout, Message, PromptParts, ToolCall};
+pub use chat_template::{ChatTemplate, Layout, Message, PromptParts, THOUGHT_MARKS, Thinking, ToolCall};
 pub use config::{BranchNorms, Config, ExpertSpec, Family, LayerSpec, QkNorm, RopeScaling, RopeSpec};
 pub use decoder::{Decoder, Workspace};
 pub use dtype::DType;

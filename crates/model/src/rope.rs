@@ -21,7 +21,7 @@ pub(crate) fn rope(spec: &RopeSpec, total: usize) -> Rope {
         RopeScaling::Factors(factors) => {
             (0..half).map(|i| plain(i) / factors.get(i).map_or(1.0, |f| f64::from(*f))).collect()
         }
-        RopeScaling::Yarn { divisors, attention_factor } => {
+        RopeScaling::Yarn { divisors, attention_factor, .. } => {
             scale = *attention_factor;
             (0..half).map(|i| plain(i) / divisors.get(i).copied().unwrap_or(1.0)).collect()
         }
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn yarn_divides_frequencies_and_multiplies_cosine_and_sine() {
-        let scaling = RopeScaling::Yarn { divisors: vec![1.0, 4.0], attention_factor: 1.5 };
+        let scaling = RopeScaling::Yarn { divisors: vec![1.0, 4.0], attention_factor: 1.5, context: 8 };
         let spec = RopeSpec { theta: 100.0, rotary_dim: 4, scaling };
         for total in [8, 1 << 20] {
             let mut x = [1.0, 1.0, 0.0, 0.0];

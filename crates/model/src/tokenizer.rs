@@ -21,6 +21,8 @@ mod spm;
 use std::borrow::Cow;
 use std::path::Path;
 
+use tokenizers::AddedToken;
+
 use self::byte_encoding::ByteEncoding;
 pub use self::detokenizer::Detokenizer;
 use self::pipeline::Pipeline;
@@ -47,6 +49,10 @@ impl Piece {
         is_space && !next.literal && next.text.starts_with(|c: char| !c.is_whitespace())
     }
 }
+
+/// Tokens that end a text which fills in a middle. Models write the next file, or nothing but padding, behind them, and no file lists them as
+/// ends.
+const FILL_ENDS: [&str; 3] = ["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"];
 
 /// A model's tokenizer.
 #[derive(Debug)]
@@ -103,7 +109,11 @@ impl Tokenizer {
 
     fn build(spec: TokenizerSpec) -> Result<Self> {
         let (bytes, bos, mut eos) = (spec.bytes, spec.bos, spec.eos.clone());
-        let special = spec.added.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
+        let ids = |wanted: fn(&AddedToken) -> bool| {
+            spec.added.iter().filter(move |(_, token)| wanted(token)).map(|(id, _)| *id)
+        };
+        let special = ids(|token| token.special).collect();
+        eos.extend(ids(|token| FILL_ENDS.contains(&token.content.as_str())));
         eos.sort_unstable();
         eos.dedup();
         Ok(Self { pipeline: Pipeline::build(spec)?, bytes, bos, eos, special })

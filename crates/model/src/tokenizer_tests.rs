@@ -299,22 +299,29 @@ fn random_tokens_stream_as_they_decode() {
     }
 }
 
-/// A small byte-level vocabulary: single bytes, `ab`, `<|im_end|>` as a control token, and one unused.
+/// A small byte-level vocabulary: single bytes, `ab`, `12`, control tokens, and one unused.
 fn byte_level(pre: &str) -> GgufBuilder {
+    byte_level_without_pre().str("tokenizer.ggml.pre", pre)
+}
+
+fn byte_level_without_pre() -> GgufBuilder {
     let mut tokens: Vec<String> = (0x21..0x7Fu8).map(|b| char::from(b).to_string()).collect();
-    tokens.extend(["Ġ", "Ċ", "ab", "<|im_end|>", "[PAD]", "Ġab", "<tool_call>", "ĠĠ"].map(String::from));
+    tokens.extend(
+        ["<|begin_of_text|>", "Ġ", "Ċ", "ab", "<|im_end|>", "[PAD]", "Ġab", "<tool_call>", "ĠĠ", "12"]
+            .map(String::from),
+    );
     let mut types = vec![1; tokens.len()];
     let at = |token: &str| tokens.iter().position(|t| t == token).unwrap();
     types[at("<|im_end|>")] = 3;
+    types[at("<|begin_of_text|>")] = 3;
     types[at("[PAD]")] = 5;
     types[at("<tool_call>")] = 4;
     let eos = at("<|im_end|>") as u32;
     GgufBuilder::new()
         .str("tokenizer.ggml.model", "gpt2")
-        .str("tokenizer.ggml.pre", pre)
         .strings("tokenizer.ggml.tokens", &tokens.iter().map(String::as_str).collect::<Vec<_>>())
         .i32s("tokenizer.ggml.token_type", &types)
-        .strings("tokenizer.ggml.merges", &["a b", "Ġ ab", "Ġ Ġ"])
+        .strings("tokenizer.ggml.merges", &["a b", "Ġ ab", "Ġ Ġ", "1 2"])
         .u32("tokenizer.ggml.eos_token_id", eos)
         .u32("tokenizer.ggml.bos_token_id", eos)
 }
@@ -344,12 +351,63 @@ fn a_byte_level_vocabulary() {
 }
 
 #[test]
+fn files_of_old_converters_have_the_pre_tokenizer_of_their_architecture() {
+    let old = |architecture| from_gguf(&byte_level_without_pre().str("general.architecture", architecture));
+    for (architecture, pre) in [("llama", "llama-bpe"), ("qwen2", "qwen2"), ("qwen3moe", "qwen2")] {
+        let (old, named) = (old(architecture).unwrap(), from_gguf(&byte_level(pre)).unwrap());
+        assert_eq!(plain(&old, "ab 12"), plain(&named, "ab 12"));
+        assert_eq!((old.bos(), old.bos().is_some()), (named.bos(), architecture == "llama"));
+    }
+    let digits = |tokenizer: Tokenizer| plain(&tokenizer, "12").len();
+    assert_eq!((digits(old("qwen2").unwrap()), digits(old("llama").unwrap())), (2, 1));
+    let error = old("mistral").unwrap_err().to_string();
+    assert!(error.contains("'tokenizer.ggml.pre' is missing") && error.contains("newer GGUF"), "{error}");
+}
+
+/// The titles that converters write since July 2024 have no `phi-3`.
+#[test]
+fn phi3_is_told_by_its_architecture() {
+    let (builder, _) = sentence_piece();
+    let names = |architecture: &str, name: &str| {
+        builder.clone().str("general.architecture", architecture).str("general.name", name)
+    };
+    for (file, strips) in [
+        (names("phi3", "Phi 3.5 Mini Instruct"), true),
+        (names("llama", "Phi-3-mini, llamafied"), true),
+        (names("llama", "Llama 2"), false),
+    ] {
+        let tokenizer = from_gguf(&file).unwrap();
+        assert_eq!(parse(&tokenizer, "[INST]\nthe") == parse(&tokenizer, "[INST]the"), strips);
+    }
+}
+
+#[test]
+fn a_text_that_fills_in_a_middle_ends_before_padding_and_other_files() {
+    let tokens = ["a", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|fim_middle|>"];
+    let builder = GgufBuilder::new()
+        .str("tokenizer.ggml.model", "gpt2")
+        .str("tokenizer.ggml.pre", "qwen2")
+        .strings("tokenizer.ggml.tokens", &tokens)
+        .i32s("tokenizer.ggml.token_type", &[1, 3, 3, 3, 3])
+        .strings("tokenizer.ggml.merges", &[]);
+    assert_eq!(from_gguf(&builder).unwrap().eos_ids(), [1, 2, 3]);
+    // Qwen's folders list them as ordinary added tokens.
+    let folder = tokenizer_folder(|file| {
+        let token = json!({"id": 4, "content": "<|file_sep|>", "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": false});
+        file["added_tokens"].as_array_mut().unwrap().push(token);
+    });
+    assert_eq!(Tokenizer::from_folder(folder.path()).unwrap().eos_ids(), [4]);
+}
+
+#[test]
 fn tokens_of_turns_are_control_tokens_whatever_their_type() {
     for kind in [1, 3, 4, 5] {
         let tokens = ["<", ">", "|", "e", "n", "d", "<|end|>", "<start_of_turn>", "<end_of_turn>", "<|x|>"];
         let types = [1, 1, 1, 1, 1, 1, kind, kind, kind, kind];
         let builder = GgufBuilder::new()
             .str("tokenizer.ggml.model", "gpt2")
+            .str("tokenizer.ggml.pre", "default")
             .strings("tokenizer.ggml.tokens", &tokens)
             .i32s("tokenizer.ggml.token_type", &types)
             .strings("tokenizer.ggml.merges", &[]);
@@ -366,6 +424,7 @@ fn tags_of_html_are_tokens_of_users_texts() {
     let tokens = ["<", ">", "/", "h", "1", "s", "<h1>", "</h1>", "<s>", "<hs>"];
     let builder = GgufBuilder::new()
         .str("tokenizer.ggml.model", "gpt2")
+        .str("tokenizer.ggml.pre", "default")
         .strings("tokenizer.ggml.tokens", &tokens)
         .i32s("tokenizer.ggml.token_type", &[1, 1, 1, 1, 1, 1, 4, 4, 4, 4])
         .strings("tokenizer.ggml.merges", &[]);
@@ -391,7 +450,9 @@ fn whole_words_never_give_control_tokens() {
 
 #[test]
 fn bad_gguf_vocabularies_are_errors() {
-    let gpt2 = || GgufBuilder::new().str("tokenizer.ggml.model", "gpt2");
+    let of_pre =
+        |pre: &str| GgufBuilder::new().str("tokenizer.ggml.model", "gpt2").str("tokenizer.ggml.pre", pre);
+    let gpt2 = || of_pre("default");
     let spm = || GgufBuilder::new().str("tokenizer.ggml.model", "llama");
     let tokens = |builder: GgufBuilder, tokens: &[&str]| builder.strings("tokenizer.ggml.tokens", tokens);
     let merges = |builder: GgufBuilder, merges: &[&str]| builder.strings("tokenizer.ggml.merges", merges);
@@ -403,7 +464,7 @@ fn bad_gguf_vocabularies_are_errors() {
             "'rwkv' is not supported; supported are gpt2, llama",
         ),
         (gpt2(), "'tokenizer.ggml.tokens' is missing"),
-        (gpt2().str("tokenizer.ggml.pre", "kimi-k2"), "'kimi-k2' is not supported; supported are default"),
+        (of_pre("kimi-k2"), "'kimi-k2' is not supported; supported are default"),
         (tokens(gpt2(), &["a"]), "'tokenizer.ggml.merges' is missing"),
         (merges(tokens(gpt2(), &["a"]), &["a"]), "merge 'a' is not of two tokens"),
         (merges(tokens(gpt2(), &["a"]), &[""]), "merge '' is not of two tokens"),

@@ -137,7 +137,7 @@ impl PromptArgs {
 /// Whether the model thinks.
 #[derive(Debug, Args)]
 pub(crate) struct ThinkingArgs {
-    /// Let a model that can do both think before it answers; its thoughts are text of the answer
+    /// Let a model that can do both think before it answers; its thoughts are text of the answer, before any form that it is held to
     #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
           require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true,
           hide_possible_values = true, hide_short_help = true, value_parser = BoolishValueParser::new())]

@@ -22,7 +22,7 @@ pub struct Instructions {
     /// Earlier turns of the conversation.
     pub history: Vec<Message>,
     /// Whether a model that can do both thinks before it answers, where its chat template has `enable_thinking`. Its thoughts are text
-    /// of the answer.
+    /// of the answer, and a grammar holds for the text behind them.
     pub thinking: bool,
 }
 
@@ -155,7 +155,11 @@ impl Engine {
                 question: parts.question.to_owned(),
                 ..Layout::default()
             })?,
-            None => PromptParts { system: vec![text(parts.before)], question: vec![text(parts.question)] },
+            None => PromptParts {
+                system: vec![text(parts.before)],
+                question: vec![text(parts.question)],
+                ..PromptParts::default()
+            },
         };
         around.question.push(text(parts.answer_prefix));
         let mut prompt = self.around(&around)?;
@@ -180,7 +184,8 @@ impl Engine {
             system.insert(0, bos);
         }
         let question = self.tokenizer().encode_pieces(&parts.question)?;
-        Ok(Prompt { system, system_reusable: true, question, ..Prompt::default() })
+        let thinking = parts.thinking;
+        Ok(Prompt { system, system_reusable: true, question, thinking, ..Prompt::default() })
     }
 }
 
@@ -200,5 +205,5 @@ fn plain(layout: Layout) -> PromptParts {
     for pieces in [&mut system, &mut question] {
         pieces.retain(|piece| !piece.text.is_empty());
     }
-    PromptParts { system, question }
+    PromptParts { system, question, ..PromptParts::default() }
 }

@@ -1,6 +1,7 @@
 //! A prompt `S ‖ D1..Dk ‖ Q` as token ids, and the positions of its parts.
 
 use refrain_kv::Span;
+use refrain_model::Thinking;
 
 /// A document chunk: at most a chunk size of tokens of one document.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +47,8 @@ pub struct Prompt {
     /// Whether the answer continues the prompt's text, so that a space at its beginning is text. Otherwise the answer is
     /// a text of its own, as a turn of a chat is.
     pub continues_text: bool,
+    /// Whether the answer begins with thoughts, which a grammar does not count for.
+    pub thinking: Thinking,
 }
 
 impl Prompt {

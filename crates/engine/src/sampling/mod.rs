@@ -42,7 +42,7 @@ pub struct Sampling {
     pub seed: u64,
     /// Most tokens of an answer.
     pub max_tokens: usize,
-    /// Texts that end the answer; they are not part of it.
+    /// Texts that end the answer; they are not part of it. The text of a control token stands for the token.
     pub stop: Vec<String>,
     /// With every token, how likely the model found it, and this many of the likeliest; none tells nothing.
     pub logprobs: Option<usize>,
@@ -101,6 +101,15 @@ impl Sampling {
         match self.logit_bias.keys().find(|token| **token as usize >= vocab) {
             Some(&token) => Err(Error::LogitBias { vocab, token }),
             None => Ok(()),
+        }
+    }
+}
+
+/// Lowers the logits of tokens to minus infinity.
+pub(crate) fn ban(logits: &mut [f32], tokens: impl Iterator<Item = u32>) {
+    for token in tokens {
+        if let Some(logit) = logits.get_mut(token as usize) {
+            *logit = f32::NEG_INFINITY;
         }
     }
 }

@@ -3,13 +3,14 @@
 use refrain_kernels::Slice;
 use refrain_model::Detokenizer;
 
+use super::answer_grammar::AnswerGrammar;
 use super::stop::StopFilter;
 use crate::cache::SequenceCache;
 use crate::engine::Engine;
 use crate::logprobs::{TokenLogprobs, VocabLogprobs};
 use crate::prompt::Prompt;
 use crate::request::{Answer, FinishReason, GenerateRequest, RequestStats, TokenEvent};
-use crate::sampling::{Grammar, Sampler, Sampling};
+use crate::sampling::{Sampler, Sampling, ban};
 use crate::{Error, finite};
 
 /// Chooses an answer's tokens and makes text of them.
@@ -18,7 +19,7 @@ pub(crate) struct Generator {
     ignore_eos: bool,
     sampling: Sampling,
     sampler: Sampler,
-    grammar: Option<Grammar>,
+    grammar: Option<AnswerGrammar>,
     /// Why no further token can be chosen.
     pub(crate) failure: Option<Error>,
     text: Text,
@@ -28,7 +29,7 @@ pub(crate) struct Generator {
     pub(crate) logits: Vec<f32>,
     /// Log probabilities of the token that was chosen last, where they are asked for.
     pub(crate) logprobs: Option<TokenLogprobs>,
-    /// Tokens that are a stop text each.
+    /// Tokens that are a stop text each, control tokens too.
     stops: Vec<u32>,
 }
 
@@ -46,7 +47,7 @@ impl Generator {
             ignore_eos: *ignore_eos,
             sampling: sampling.clone(),
             sampler: Sampler::new(sampling.clone(), prompt.ids()),
-            grammar: grammar.clone(),
+            grammar: grammar.clone().map(|grammar| AnswerGrammar::new(grammar, prompt.thinking, engine)),
             failure: None,
             text: Text::new(sampling, prompt.continues_text),
             tokens: Vec::new(),
@@ -67,10 +68,10 @@ impl Generator {
             return 0;
         }
         let logprobs = self.sampling.logprobs.map(|most| VocabLogprobs::new(logits, most));
-        let masked = self.grammar.as_mut().map_or(Ok(()), |grammar| grammar.mask(logits));
+        let masked = self.grammar.as_mut().map_or(Ok(()), |grammar| grammar.mask(logits, &self.engine));
         self.failure = self.failure.take().or(masked.err());
         // A complete text of a grammar ends the answer before all else.
-        let is_complete = self.grammar.as_ref().is_some_and(Grammar::is_complete);
+        let is_complete = self.grammar.as_ref().is_some_and(AnswerGrammar::is_complete);
         if at < self.sampling.min_tokens && !is_complete {
             ban(logits, self.engine.ends());
             // A grammar may allow nothing but stop texts, which end no answer this early.
@@ -84,7 +85,7 @@ impl Generator {
         if let Some(grammar) = &mut self.grammar
             && self.failure.is_none()
         {
-            self.failure = grammar.push(token).err();
+            self.failure = grammar.push(token, &self.engine).err();
         }
         self.logprobs = logprobs.map(|logprobs| logprobs.of(token));
         token
@@ -123,8 +124,10 @@ impl Generator {
             retained,
             kv_bytes,
         };
-        let ends = !self.ignore_eos && self.engine.is_end(token);
         let early = tokens <= self.sampling.min_tokens;
+        // A control token stands for no text, in which a stop text could be found.
+        let stops = !early && self.stops.contains(&token) && self.engine.tokenizer().is_special(token);
+        let ends = stops || !self.ignore_eos && self.engine.is_end(token);
         let finish = self.text.push(&self.engine, token, (ends, early), event, stream);
         finish.or((tokens == self.sampling.max_tokens).then_some(FinishReason::Length))
     }
@@ -144,19 +147,14 @@ impl Generator {
     }
 }
 
-/// Lowers the logits of tokens to minus infinity.
-fn ban(logits: &mut [f32], tokens: impl Iterator<Item = u32>) {
-    for token in tokens {
-        if let Some(logit) = logits.get_mut(token as usize) {
-            *logit = f32::NEG_INFINITY;
-        }
-    }
-}
-
-/// Tokens that are a stop text each.
+/// Tokens that are a stop text each, control tokens too.
 fn stops(engine: &Engine, sampling: &Sampling) -> Vec<u32> {
-    let ids = sampling.stop.iter().filter_map(|stop| engine.tokenize(stop).ok());
-    ids.filter(|ids| ids.len() == 1).map(|ids| ids[0]).collect()
+    let token = |stop: &String| {
+        let tokenizer = engine.tokenizer();
+        let control = tokenizer.token_id(stop).filter(|id| tokenizer.is_special(*id));
+        control.or_else(|| engine.tokenize(stop).ok().filter(|ids| ids.len() == 1).map(|ids| ids[0]))
+    };
+    sampling.stop.iter().filter_map(token).collect()
 }
 
 /// The text of an answer as it grows.

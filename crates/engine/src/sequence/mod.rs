@@ -1,5 +1,6 @@
 //! An answer under way: its cache, its sampler and its text.
 
+mod answer_grammar;
 mod generator;
 mod lookup;
 mod running;

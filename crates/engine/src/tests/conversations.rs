@@ -1,5 +1,7 @@
 //! Prompts of conversations.
 
+use std::path::Path;
+
 use refrain_kernels::{Dtype, Precision};
 use refrain_model::{ChatTemplate, Decoder, Message, ModelFiles, Tokenizer, ToolCall};
 use refrain_store::Store;
@@ -11,11 +13,12 @@ use crate::{Engine, Error, Instructions};
 /// Phi-4-mini's way, as far as tools go: calls stand beside tools, which are a field of the system message.
 const PHI4: &str = "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% if m['role'] == 'system' and 'tools' in m and m['tools'] is not none %}{{ '<|tool|>' + m['tools'] + '<|/tool|>' }}{% endif %}{{ '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}";
 
-/// The tiny Llama with another chat template.
-fn with_template(source: &str) -> Engine {
-    let files = || ModelFiles::open(tiny("llama")).unwrap();
-    let decoder = Decoder::load(files(), &device(), Precision::F32, None, |_, _| ()).unwrap();
-    let (tokenizer, template) = (Tokenizer::open(&files()).unwrap(), ChatTemplate::new(source, None, None));
+/// The tiny Llama with another chat template, and the tokenizer of a folder.
+pub(super) fn with_template(tokenizer: &Path, source: &str) -> Engine {
+    let files = ModelFiles::open(tiny("llama")).unwrap();
+    let decoder = Decoder::load(files, &device(), Precision::F32, None, |_, _| ()).unwrap();
+    let (tokenizer, template) =
+        (Tokenizer::from_folder(tokenizer).unwrap(), ChatTemplate::new(source, None, None));
     let store = Store::in_memory(1 << 30);
     Engine::new(decoder, tokenizer, Some(template.unwrap()), store, exact(Dtype::F32), [0; 32]).unwrap()
 }
@@ -33,7 +36,7 @@ fn written(engine: &Engine, turns: &[Message], around: &Instructions) -> String 
 /// A conversation that has called tools goes on without them, also where the template writes calls beside tools only.
 #[test]
 fn a_conversation_goes_on_without_the_tools_that_it_has_called() {
-    let engine = with_template(PHI4);
+    let engine = with_template(&tiny("llama"), PHI4);
     let call =
         ToolCall { id: "1".to_owned(), name: "torque".to_owned(), arguments: json!({ "bolt": "stem" }) };
     let turns = [

@@ -27,9 +27,11 @@ mod prefix_cache;
 mod retrieval;
 mod sparse;
 mod speculation;
+mod stops;
 mod store;
 #[cfg(feature = "emulate")]
 mod tensor_cores;
+mod thinking;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -6,7 +6,8 @@ use serde_json::{Value as Json, json};
 
 use super::message::{Message, ToolCall, tool_name};
 use super::placeholder::{CLOSE, ESCAPE, OPEN, PAD, escaped, index_of, is_placeholder, unmarked};
-use super::thoughts::Thoughts;
+use super::switches::heeded;
+use super::thoughts::{THOUGHT_MARKS, Thinking, Thoughts, around_marks};
 use super::values::{Slot, Texts, Turn, TurnText};
 use super::{ChatTemplate, pieces::Pieces};
 use crate::error::{ModelError, Result, template_error};
@@ -19,6 +20,8 @@ pub struct PromptParts {
     pub system: Vec<Piece>,
     /// The pieces after the documents, with the beginning of the answer's turn.
     pub question: Vec<Piece>,
+    /// Whether the answer begins with thoughts.
+    pub thinking: Thinking,
 }
 
 /// The texts of a prompt.
@@ -102,7 +105,8 @@ impl ChatTemplate {
     /// that the template trims from messages is trimmed. Ids of calls are given in nine letters and digits if the
     /// template refuses others; several calls in one turn become turns of their own if it refuses them. An assistant's
     /// text beside its calls is left out where the template leaves it out, and so are its thoughts up to `</think>` in
-    /// turns before the user's last one.
+    /// turns before the user's last one. The marks around thoughts that stay are the template's text, if it knows them.
+    /// Switches in the system message (`/no_think`) count where the template takes them out of it.
     ///
     /// # Errors
     /// [`ModelError::ToolsIgnored`] if the template leaves out a tool or a call, and [`ModelError::ChatTemplate`] if it
@@ -150,7 +154,11 @@ impl ChatTemplate {
     }
 
     fn try_split(&self, attempt: &Attempt<'_>, layout: &Layout) -> Result<PromptParts> {
-        let mut texts = Texts::marked(attempt.short_ids);
+        let system = layout.system.as_deref().unwrap_or_default();
+        let switches = heeded(system, |turns| self.render(turns, &[], true));
+        // A switch decides, whatever is asked for beside it.
+        let may_think = layout.thinking || !switches.is_empty();
+        let mut texts = Texts::marked(attempt.short_ids, switches);
         let rendered =
             self.write(&self.marking, &mut texts, (&attempt.turns, &layout.tools), layout.thinking, true)?;
         let parts = parts(&rendered, texts.slots.len()).ok_or_else(|| {
@@ -173,7 +181,10 @@ impl ChatTemplate {
                 return Err(template_error(format!("writes {what} {times} times, not once")));
             }
         }
-        assemble(&parts, &texts.slots)
+        let parts = assemble(&parts, &texts.slots, self.source.contains(THOUGHT_MARKS[1]))?;
+        let end = parts.question.last().filter(|piece| piece.literal).map_or("", |piece| &piece.text);
+        let thinking = Thinking::behind(end, may_think && self.source.contains("enable_thinking"));
+        Ok(PromptParts { thinking, ..parts })
     }
 }
 
@@ -289,15 +300,26 @@ fn parts(rendered: &str, count: usize) -> Option<Vec<Part<'_>>> {
     parts.iter().all(all_clean).then_some(parts)
 }
 
-/// Puts the texts in the place of their placeholders.
-fn assemble(parts: &[Part<'_>], slots: &[Slot]) -> Result<PromptParts> {
+/// Puts the texts in the place of their placeholders. Of a model that `thinks`, the marks around thoughts are the template's text.
+fn assemble(parts: &[Part<'_>], slots: &[Slot], thinks: bool) -> Result<PromptParts> {
     let mut pieces = Pieces::default();
     let mut before_documents = None;
     for part in parts {
         match *part {
             Part::Text(text) => pieces.push_marked(text),
             Part::Slot { index, escapes, trims_start, trims_end } => match &slots[index] {
-                Slot { text: TurnText::Said(text), of_tool } => {
+                Slot { text: TurnText::Said(text), of_assistant: true, of_tool }
+                    if thinks && escapes == 0 =>
+                {
+                    let [before, begin, thoughts, end, said] =
+                        around_marks(trim(text, trims_start, trims_end));
+                    pieces.push_user(before, *of_tool);
+                    pieces.push_marked(begin);
+                    pieces.push_user(thoughts, *of_tool);
+                    pieces.push_marked(end);
+                    pieces.push_user(said, *of_tool);
+                }
+                Slot { text: TurnText::Said(text), of_tool, .. } => {
                     let text = escape(trim(text, trims_start, trims_end), escapes);
                     pieces.push_user(&text, *of_tool);
                 }
@@ -328,7 +350,7 @@ fn assemble(parts: &[Part<'_>], slots: &[Slot]) -> Result<PromptParts> {
         question.insert(0, Piece { text: " ".to_owned(), literal: true });
     }
     system.retain(|piece| !piece.text.is_empty());
-    Ok(PromptParts { system, question })
+    Ok(PromptParts { system, question, thinking: Thinking::None })
 }
 
 fn trim(text: &str, start: bool, end: bool) -> &str {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use super::*;
-use crate::testing::real_model;
+use crate::testing::{TestFolder, real_model};
 use crate::tokenizer::{Piece, Specials, Tokenizer};
 
 /// Phi-4-mini's way: the tools are a field of the system message.
@@ -306,6 +306,87 @@ fn thoughts_stay_where_the_template_leaves_them() {
         for at in (0..messages.len()).filter(|at| messages[*at].role == "user") {
             let layout = layout(tools, messages, at);
             assert_eq!(text(&pieces(template, &layout).unwrap()), whole);
+        }
+    }
+}
+
+/// The tiny Llama's tokenizer with tokens for the marks of thoughts, which are ordinary added tokens in Qwen3's.
+fn with_marks() -> Tokenizer {
+    let file = crate::testing::golden("tiny/llama/tokenizer.json").to_string();
+    let file = file.replace("<|begin_of_text|>", "<think>").replace("<|end_of_text|>", "</think>");
+    let mut file: Json = serde_json::from_str(&file).unwrap();
+    for token in &mut file["added_tokens"].as_array_mut().unwrap()[..2] {
+        token["special"] = false.into();
+    }
+    file["post_processor"] = Json::Null;
+    let folder = TestFolder::new();
+    folder.write("tokenizer.json", file.to_string());
+    Tokenizer::from_folder(folder.path()).unwrap()
+}
+
+/// The model wrote the marks around its thoughts as tokens, and reads them so where they stay. In other texts, and within thoughts and answers, they
+/// are characters.
+#[test]
+fn marks_around_thoughts_are_tokens() {
+    let tokenizer = with_marks();
+    let ids = |template: &ChatTemplate, layout: &Layout| -> Vec<u32> {
+        tokenizer.encode_pieces(&pieces(template, layout).unwrap()).unwrap()
+    };
+    let marks = |ids: &[u32]| -> Vec<u32> { ids.iter().copied().filter(|id| *id < 2).collect() };
+    // SmolLM3's template leaves thoughts in every turn.
+    let smollm3 = golden("smollm3").0;
+    for (answer, count) in [
+        ("<think>\nIs it 5?\n</think>\n\nIt is.", 2),
+        ("<think>\nIs it", 1),
+        ("Is it 5?\n</think>\n\nIt is.", 1),
+        ("It is.", 0),
+    ] {
+        let said = [("system", "Be brief."), ("user", "How tight?"), ("assistant", answer), ("user", "Why?")];
+        let messages = said.map(|(role, text)| Message::text(role, text));
+        let whole = smollm3.render(&messages, &[], true).unwrap();
+        let wanted = tokenizer.encode(&whole, Specials::Parse).unwrap();
+        let ids = ids(&smollm3, &layout(&[], &messages, 3));
+        assert_eq!((&ids, marks(&ids).len()), (&wanted, count), "{answer:?}");
+    }
+    let quoting = "<think> <think> </think> </think>";
+    let messages = [
+        Message::text("user", quoting),
+        Message { content: quoting.to_owned(), ..call("aaaaaaaaa", "t", json!({"b": "</think>"})) },
+        result("aaaaaaaaa", "t", quoting),
+    ];
+    let layout = layout(&[tool("t")], &messages, 0);
+    assert_eq!(marks(&ids(&golden("qwen3").0, &layout)), [0, 1]);
+    // A template without thoughts is of a model whose answers have none.
+    let plain = "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% endfor %}";
+    let plain = ChatTemplate::new(plain, None, None).unwrap();
+    let messages = [Message::text("user", "How tight?"), Message::text("assistant", quoting)];
+    assert!(marks(&ids(&plain, &self::layout(&[], &messages, 0))).is_empty());
+}
+
+/// SmolLM3's template looks for switches in the system message. Qwen3's leaves them to the model.
+#[test]
+fn switches_in_the_system_message_are_the_templates() {
+    for name in ["smollm3", "qwen3"] {
+        let template = golden(name).0;
+        for (system, thinks) in [
+            ("/think", Some(true)),
+            ("/no_think", Some(false)),
+            ("You are terse. /no_think", Some(false)),
+            ("/think You are /no_think terse./think ", Some(false)),
+            ("You are terse.", None),
+        ] {
+            for thinking in [true, false] {
+                let messages = [Message::text("system", system), Message::text("user", "Q /think ?")];
+                let around = Layout { thinking, ..layout(&[], &messages, 1) };
+                let turns =
+                    messages.each_ref().map(|said| Turn::new(said, TurnText::Said(said.content.clone())));
+                let turns: (&[Turn<'_>], &[Json]) = (&turns, &[]);
+                let whole = template.write(&template.environment, &mut Texts::plain(), turns, thinking, true);
+                assert_eq!(text(&pieces(&template, &around).unwrap()), whole.unwrap(), "{name}: {system:?}");
+                let thinks = thinks.filter(|_| name == "smollm3").unwrap_or(thinking);
+                let expected = if thinks { Thinking::Optional } else { Thinking::None };
+                assert_eq!(template.split(&around).unwrap().thinking, expected, "{name}: {system:?}");
+            }
         }
     }
 }

@@ -8,6 +8,7 @@ use serde_json::{Value as Json, json};
 use super::environment::json_text;
 use super::message::{Message, ToolCall, function_of, tool_name};
 use super::placeholder::{PAD, marked, placeholder};
+use super::switches::apart;
 
 /// A turn as the template is given it.
 #[derive(Debug, Clone)]
@@ -71,6 +72,8 @@ pub(super) struct Slot {
     pub(super) text: TurnText,
     /// Whether it belongs to a tool: a definition, a call with the text beside it, or a result.
     pub(super) of_tool: bool,
+    /// Whether it is an assistant's, which may hold thoughts.
+    pub(super) of_assistant: bool,
 }
 
 /// The values of a conversation. Where `marks` is set, users' texts are kept in `slots` and their placeholders stand in
@@ -80,6 +83,8 @@ pub(super) struct Texts {
     marks: bool,
     /// Whether ids of calls are brought to nine letters and digits.
     short_ids: bool,
+    /// The switches that the template takes out of the system message.
+    switches: Vec<&'static str>,
     pub(super) slots: Vec<Slot>,
     /// The slots of texts that may stand at many places.
     shared: HashMap<String, usize>,
@@ -147,8 +152,8 @@ impl Texts {
     }
 
     /// Values with placeholders.
-    pub(super) fn marked(short_ids: bool) -> Texts {
-        Texts { marks: true, short_ids, ..Texts::default() }
+    pub(super) fn marked(short_ids: bool, switches: Vec<&'static str>) -> Texts {
+        Texts { marks: true, short_ids, switches, ..Texts::default() }
     }
 
     /// The tools; none where there are none, as in transformers.
@@ -209,16 +214,24 @@ impl Texts {
         messages
     }
 
-    /// The text of a turn. Where nothing is said beside calls, it is empty.
+    /// The text of a turn. Where nothing is said beside calls or switches, it has no placeholder.
     fn content(&mut self, turn: &Turn<'_>, what: String) -> Value {
-        let text = match &turn.text {
+        let (text, switches) = match &turn.text {
             TurnText::Said(text) if text.is_empty() && !turn.calls.is_empty() => return Value::from(""),
             TurnText::Said(text) if !self.marks => return Value::from(text.as_str()),
-            text => text.clone(),
+            TurnText::Said(text) if turn.role == "system" => {
+                let (text, switches) = apart(text, &self.switches);
+                if text.trim().is_empty() && !switches.is_empty() {
+                    return Value::from(switches);
+                }
+                (TurnText::Said(text), switches)
+            }
+            text => (text.clone(), String::new()),
         };
         self.contents.push((self.slots.len(), what, usize::from(turn.calls.is_empty())));
         let of_tool = turn.role == "tool" || !turn.calls.is_empty();
-        self.add(Slot { text, of_tool }).into()
+        let slot = self.add(Slot { text, of_tool, of_assistant: turn.role == "assistant" });
+        Value::from(slot + &switches)
     }
 
     fn call(&mut self, call: &ToolCall) -> Value {
@@ -265,7 +278,7 @@ impl Texts {
         if !self.marks {
             return text.to_owned();
         }
-        self.add(Slot { text: TurnText::Said(text.to_owned()), of_tool: true })
+        self.add(Slot { text: TurnText::Said(text.to_owned()), of_tool: true, of_assistant: false })
     }
 
     /// A text of a tool: one slot for all places where it stands, so that a template finds it equal to itself.

@@ -19,9 +19,13 @@ pub(super) fn checked_layers(path: &Path, count: usize) -> Result<usize> {
 }
 
 impl Config {
-    /// The configuration with its end tokens sorted and windows of the whole context left out, if it is sound; `path` is
-    /// the file to name.
+    /// The configuration with the context that YaRN stretches, its end tokens sorted and windows of the whole context left
+    /// out, if it is sound; `path` is the file to name.
     pub(super) fn validated(mut self, path: &Path) -> Result<Self> {
+        // Files of published models keep the original context beside YaRN's parameters.
+        if let Some(&RopeScaling::Yarn { context, .. }) = self.ropes.first().map(|rope| &rope.scaling) {
+            self.context = self.context.max(context);
+        }
         for layer in &mut self.layers {
             layer.window = layer.window.filter(|w| *w < self.context);
         }
@@ -150,7 +154,7 @@ impl Check<'_> {
                 self.positive("a short rope factor", short)?;
                 self.positive("a long rope factor", long)
             }
-            RopeScaling::Yarn { divisors, attention_factor } => {
+            RopeScaling::Yarn { divisors, attention_factor, .. } => {
                 self.positive("the rope attention factor", &[*attention_factor])?;
                 self.count("rope divisors", divisors.len(), half)?;
                 self.positive("a divisor of YaRN's rope", divisors)

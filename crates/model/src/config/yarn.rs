@@ -24,7 +24,7 @@ pub(super) struct Yarn {
 }
 
 impl Yarn {
-    /// The divisor of each frequency, and the factor of cosine and sine; an error if they cannot be told.
+    /// The divisor of each frequency, the factor of cosine and sine, and the context; an error if they cannot be told.
     pub(super) fn scaling(&self) -> Result<RopeScaling, String> {
         if !(self.factor.is_finite() && self.factor > 0.0) {
             return Err(format!("the rope factor is {}, not a positive number", self.factor));
@@ -51,7 +51,9 @@ impl Yarn {
             None => mscale(1.0),
         });
         let divisors = (0..self.rotary_dim / 2).map(divisor).collect();
-        Ok(RopeScaling::Yarn { divisors, attention_factor })
+        // A product beyond all bounds is refused as a length of the context.
+        let context = (self.original_context as f64 * self.factor).round() as usize;
+        Ok(RopeScaling::Yarn { divisors, attention_factor, context })
     }
 
     /// The pair of values, as a fraction, that turns `turns` times in the original context.

@@ -57,7 +57,10 @@ pub(super) fn spec(gguf: &Gguf) -> Result<TokenizerSpec> {
 
 /// A GPT-2 vocabulary with merges.
 fn byte_level(gguf: &Gguf) -> Result<TokenizerSpec> {
-    let name = gguf.opt_str("tokenizer.ggml.pre")?.unwrap_or("default");
+    let name = match gguf.opt_str("tokenizer.ggml.pre")? {
+        Some(name) => name,
+        None => unnamed_pre(gguf)?,
+    };
     let pre = pre::lookup(name).ok_or_else(|| {
         let supported = pre::SUPPORTED;
         let what = format!("the pre-tokenizer 'tokenizer.ggml.pre' = '{name}' is not supported");
@@ -76,6 +79,22 @@ fn byte_level(gguf: &Gguf) -> Result<TokenizerSpec> {
     spec.normalizer = pre.normalizer;
     spec.pre_tokenizer = pre.pre_tokenizer;
     Ok(spec)
+}
+
+/// The pre-tokenizer of a file that does not name it, as converters made them before May 2024, where architecture and tokens leave one alone.
+fn unnamed_pre(gguf: &Gguf) -> Result<&'static str> {
+    let has = |text: &str| -> Result<bool> {
+        Ok(gguf.get_strings("tokenizer.ggml.tokens")?.iter().any(|token| token == text))
+    };
+    match gguf.opt_str("general.architecture")? {
+        Some("qwen2" | "qwen3" | "qwen3moe") => Ok("qwen2"),
+        Some("llama") if has("<|begin_of_text|>")? => Ok("llama-bpe"),
+        _ => {
+            let message = "the key 'tokenizer.ggml.pre' is missing, and nothing else tells how texts are cut into words: an old converter made the \
+                           file; take a newer GGUF file of the model, or its Hugging Face folder";
+            Err(wrong(gguf, message.into()))
+        }
+    }
 }
 
 /// A SentencePiece vocabulary with scores.
@@ -117,6 +136,15 @@ fn sentence_piece(gguf: &Gguf) -> Result<TokenizerSpec> {
     Ok(spec)
 }
 
+/// Whether the vocabulary is Phi-3's. Files of other architectures may be Phi-3 by name, and Phi-4 has the architecture, but no vocabulary of
+/// SentencePiece.
+fn is_phi3(gguf: &Gguf) -> Result<bool> {
+    let text = |key: &str| -> Result<String> { Ok(gguf.opt_str(key)?.unwrap_or_default().to_lowercase()) };
+    let by_architecture = text("general.architecture")? == "phi3" && text("tokenizer.ggml.model")? == "llama";
+    let name = text("general.name")?;
+    Ok(by_architecture || name.contains("phi-3") || name.contains("phi3"))
+}
+
 /// The part that both kinds share: the tokens by type, BOS and EOS. `bos_eos` are BOS and EOS where the file names none.
 fn tokens(gguf: &Gguf, add_bos: bool, bos_eos: Option<(u32, u32)>) -> Result<TokenizerSpec> {
     let all = gguf.get_strings("tokenizer.ggml.tokens")?;
@@ -139,8 +167,7 @@ fn tokens(gguf: &Gguf, add_bos: bool, bos_eos: Option<(u32, u32)>) -> Result<Tok
     eos.extend(id_of("eot_token_id", None)?);
     eos.extend(id_of("eom_token_id", None)?);
 
-    let name = gguf.opt_str("general.name")?.unwrap_or_default().to_lowercase();
-    let phi3 = name.contains("phi-3") || name.contains("phi3");
+    let phi3 = is_phi3(gguf)?;
     let (mut vocab, mut added, mut unused) = (HashMap::new(), BTreeMap::new(), BTreeMap::new());
     for (id, token) in (0u32..).zip(all) {
         let kind = types.and_then(|types| types.get(id as usize)).copied().unwrap_or_default();

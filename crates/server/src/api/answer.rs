@@ -160,7 +160,8 @@ pub(super) async fn ask(
         }
     }
     let engine = tenant.engine.clone();
-    let readers = jobs.iter().map(|_| AnswerReader::new(&engine, tools.as_deref())).collect();
+    let reader = |job: &GenerateJob| AnswerReader::new(&engine, tools.as_deref(), job.prompt.thinking);
+    let readers = jobs.iter().map(reader).collect();
     let events = AnswerEvents::submit(app, &tenant, jobs, arrived)?;
     Ok(Asked { engine, context, logprobs, answers_each, echoed, readers, events, held })
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use refrain::engine::Engine;
-use refrain::model::{Delta, Detokenizer, Tokenizer, ToolCallParser};
+use refrain::model::{Delta, Detokenizer, Thinking, Tokenizer, ToolCallParser};
 
 use super::request::ToolUse;
 use crate::job::Token;
@@ -36,7 +36,7 @@ struct CallReader {
     /// None once the answer is at its end.
     parser: Option<ToolCallParser>,
     marks: Marks,
-    /// Whether the answer is calls alone. Text is then the beginning of a call that a limit cut off.
+    /// Whether the answer is calls alone, without thoughts. Text is then the beginning of a call that a limit cut off.
     only_calls: bool,
     /// Whether the answer may have several calls; all after the first are left out otherwise.
     parallel: bool,
@@ -44,8 +44,8 @@ struct CallReader {
 }
 
 impl AnswerReader {
-    /// A reader of an answer by a model that is told of `tools`.
-    pub(super) fn new(engine: &Engine, tools: Option<&ToolUse>) -> AnswerReader {
+    /// A reader of an answer by a model that is told of `tools`, and may think before it answers.
+    pub(super) fn new(engine: &Engine, tools: Option<&ToolUse>, thinking: Thinking) -> AnswerReader {
         AnswerReader(tools.map(|tools| {
             let format = engine.tool_call_format();
             let names: Vec<&str> = tools.names.iter().map(String::as_str).collect();
@@ -55,7 +55,7 @@ impl AnswerReader {
                 // Arguments of a free answer come when the call is whole, since a malformed one is text.
                 parser: Some(if tools.is_forced() { parser.incremental() } else { parser }),
                 marks: Marks::new(format.special_tokens(engine.tokenizer())),
-                only_calls: tools.is_forced(),
+                only_calls: tools.is_forced() && thinking == Thinking::None,
                 parallel: tools.parallel,
                 calls: 0,
             }
@@ -223,10 +223,19 @@ mod tests {
 
     /// The parts of an answer that comes in pieces of three bytes, and whether it has had calls.
     fn read(engine: &Engine, choice: &Value, parallel: bool, answer: &str) -> (Vec<Part>, bool) {
+        read_thoughts(engine, (choice, parallel), Thinking::None, answer)
+    }
+
+    fn read_thoughts(
+        engine: &Engine,
+        (choice, parallel): (&Value, bool),
+        thinking: Thinking,
+        answer: &str,
+    ) -> (Vec<Part>, bool) {
         let tools = json!([{ "type": "function", "function": { "name": "f" } }]);
         let tools =
             ToolUse::of(&serde_json::from_value::<Vec<_>>(tools).unwrap(), Some(choice), Some(parallel));
-        let mut reader = AnswerReader::new(engine, tools.unwrap().as_ref());
+        let mut reader = AnswerReader::new(engine, tools.unwrap().as_ref(), thinking);
         let mut parts = Vec::new();
         for piece in answer.as_bytes().chunks(3) {
             parts.extend(reader.read(&token(Some(5), std::str::from_utf8(piece).unwrap())));
@@ -277,6 +286,10 @@ mod tests {
         // The beginning of a call that had to be, cut off by a limit.
         let (parts, _) = read(&engine, &json!("required"), true, cut);
         assert_eq!((text(&parts).as_str(), arguments(&parts)), ("", vec![(0, "{\"a\": 1".to_owned())]));
+        // Thoughts before a call that has to be are text.
+        let (required, thinks) = (json!("required"), format!("<think>\nf?\n</think>{call}"));
+        let (parts, _) = read_thoughts(&engine, (&required, true), Thinking::Optional, &thinks);
+        assert_eq!((text(&parts).as_str(), arguments(&parts)), ("<think>\nf?\n</think>", vec![one.clone()]));
         let (parts, has_calls) = read(&engine, &json!("none"), true, call);
         assert_eq!((text(&parts).as_str(), has_calls), (call, false));
     }

@@ -74,7 +74,7 @@ impl Continued<'_> {
         let begins = ids.len() > 1 && engine.tokenizer().bos() == Some(ids[0]);
         let question = ids.split_off(usize::from(begins));
         let (system_reusable, continues_text) = (true, true);
-        Ok(Prompt { system: ids, system_reusable, chunks: Vec::new(), question, continues_text })
+        Ok(Prompt { system: ids, system_reusable, question, continues_text, ..Prompt::default() })
     }
 
     /// The text, of ids for which there are tokens.
