@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -207,10 +208,13 @@ def parse_engine(args: argparse.Namespace, spec: str, model: Path, room: int) ->
 
 
 def requantized(python: str, model: Path, kind: str) -> Path:
-    """The model in another type, written beside it once, or in the temporary folder where that is not allowed."""
-    name = f"{model.stem}.requantized-{kind}.gguf"
-    folder = model.parent if os.access(model.parent, os.W_OK) else Path(tempfile.gettempdir())
-    target = folder / name
+    """The model in another type, written beside it once, or in the user's cache where that is not allowed."""
+    target = model.with_name(f"{model.stem}.requantized-{kind}.gguf")
+    if not os.access(model.parent, os.W_OK):
+        # Models of several folders may have one name.
+        place = hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:16]
+        target = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "refrain/bench" / place / target.name
+        target.parent.mkdir(parents=True, exist_ok=True)
     if not target.is_file() or target.stat().st_mtime < model.stat().st_mtime:
         say(f"writing {target}")
         command = [python, str(TOOLS / "peers_worker.py"), "quantize", str(model), str(target), "--type", kind]

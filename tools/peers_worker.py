@@ -14,7 +14,8 @@ with one JSON line on standard output:
     {"op": "decode", "context": IDS, "tokens": N}       {"prefill_seconds", "seconds_per_token"}: greedy steps after
                                                         the context, mean of N; an empty context starts from one token
 
-llama.cpp takes `"flash": true` or `false` besides: one context with flash attention, one without. A command that
+llama.cpp takes `"flash": true` or `false` besides: a context with flash attention, or without. One of them is open at
+a time, so that the peak memory of the process is of one, as other engines' is. A command that
 fails is answered with {"error"}. llama.cpp needs llama-cpp-python, transformers needs transformers, torch, gguf and
 accelerate; tools/requirements-bench.txt pins them. Batch sizes and KV types are each engine's defaults.
 """
@@ -89,15 +90,15 @@ class LlamaCpp:
             raise SystemExit(f"llama.cpp cannot load {path}")
         self.vocab = lib.llama_model_get_vocab(self.model)
         self.vocab_size = lib.llama_vocab_n_tokens(self.vocab)
-        self.contexts = {flash: self.open_context(context, flash) for flash in (True, False)}
+        self.tokens, self.context, self.flash = context, None, None
 
-    def open_context(self, tokens: int, flash: bool) -> Any:
-        lib = self.lib
+    def open_context(self, flash: bool) -> Any:
+        lib, tokens = self.lib, self.tokens
         params = lib.llama_context_default_params()
         params.n_ctx, params.n_threads, params.n_threads_batch = tokens, self.threads, self.threads
         on, off = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED, lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
         params.flash_attn_type = on if flash else off
-        self.batch = params.n_batch
+        self.batch, self.step = params.n_batch, params.n_ubatch
         context = lib.llama_init_from_model(self.model, params)
         if not context:
             raise SystemExit(f"llama.cpp cannot make a context of {tokens} tokens for {self.path}")
@@ -135,7 +136,16 @@ class LlamaCpp:
         return list(room[:count])
 
     def session(self, command: dict[str, Any]) -> LlamaSession:
-        return LlamaSession(self, self.contexts[command.get("flash", True)])
+        flash = command.get("flash", True)
+        if flash is not self.flash:
+            if self.context:
+                self.lib.llama_free(self.context)
+            self.context, self.flash = None, None
+            self.context, self.flash = self.open_context(flash), flash
+            # The pages of a new context's buffers are touched before the clock of a command begins.
+            warm = LlamaSession(self, self.context)
+            warm.compute([warm.start] * min(self.step, self.tokens))
+        return LlamaSession(self, self.context)
 
 
 class LlamaSession:
@@ -147,6 +157,11 @@ class LlamaSession:
     def extend(self, ids: list[int]) -> int:
         import numpy as np
 
+        self.compute(ids)
+        logits = self.lib.llama_get_logits_ith(self.context, -1)
+        return int(np.argmax(np.ctypeslib.as_array(logits, shape=(self.engine.vocab_size,))))
+
+    def compute(self, ids: list[int]) -> None:
         size = self.engine.batch
         for at in range(0, len(ids), size):
             part = ids[at : at + size]
@@ -154,8 +169,6 @@ class LlamaSession:
             failed = self.lib.llama_decode(self.context, self.lib.llama_batch_get_one(tokens, len(part)))
             if failed:
                 raise RuntimeError(f"llama_decode of {len(part)} tokens returned {failed}")
-        logits = self.lib.llama_get_logits_ith(self.context, -1)
-        return int(np.argmax(np.ctypeslib.as_array(logits, shape=(self.engine.vocab_size,))))
 
 
 def quantize(source: Path, target: Path, kind: str) -> None:

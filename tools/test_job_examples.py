@@ -70,9 +70,11 @@ class Ssh(unittest.TestCase):
         words = "job run --index {} --job file:///shared/a job"
         self.assertEqual(log, [f"a: {words.format(0)}"] + 3 * [f"b: {words.format(1)}"])
 
-    def test_documents_that_failed_are_told_and_not_tried_again(self):
-        status, _, log = self.ended(self.start({"a": [3], "b": [0]}))
-        self.assertEqual((status, len(log)), (3, 2))
+    def test_what_would_end_in_the_same_way_is_told_and_not_tried_again(self):
+        for lasting in [3, 4]:
+            self.log.write_text("")
+            status, _, log = self.ended(self.start({"a": [lasting], "b": [0]}))
+            self.assertEqual((status, len(log)), (lasting, 2))
 
     def test_a_signal_stops_all_runners(self):
         script = self.start({"a": ["wait"], "b": ["wait"]})

@@ -29,8 +29,9 @@ run_on() {
         ssh "$host" "$command" <&4 &
         ssh=$! status=0
         wait "$ssh" || status=$?
-        # Done, done with documents listed as failed, a wrong command line, stopped. Anything else may pass.
-        case $status in 0 | 2 | 3 | 130) return "$status" ;; esac
+        # Done, a wrong command line, done with documents listed as failed, another program, model or shards than were planned, stopped.
+        # Anything else may pass.
+        case $status in 0 | 2 | 3 | 4 | 130) return "$status" ;; esac
         echo "$host: the runner ended with status $status, and is started again" >&2
         sleep "${PAUSE:-10}" &
         wait $!

@@ -27,7 +27,7 @@ pub(crate) fn run(context: &Context, args: &args::Calibrate) -> Result<()> {
     let layers = engine.decoder().config().num_layers();
     let path = match &args.output {
         Some(path) => path.clone(),
-        None => calibration_path(context.data_folder.as_deref(), &engine)?,
+        None => calibration_path(context.data_folder.as_deref(), &fingerprint(&engine))?,
     };
     let stable = found.stable_layers.clone();
     let file = CalibrationFile {

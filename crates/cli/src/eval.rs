@@ -1,5 +1,6 @@
 //! `refrain eval`: benchmarks run, and reported.
 
+mod about;
 mod judge;
 mod sources;
 
@@ -9,29 +10,28 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use indicatif::ProgressBar;
-use refrain::engine::{Engine, Oracle, Prefix};
-use refrain::kernels::{cpu_name, processors};
-use refrain::quantities::tokens_text;
+use refrain::engine::{Oracle, Prefix};
 use refrain::registry::append;
-use refrain::store::{KvQuantization, hex};
+use refrain::store::KvQuantization;
 use refrain_eval::Judge;
 use refrain_eval::Scorer;
 use refrain_eval::run::{Run, RunProgress, left, read};
 use refrain_eval::tasks::{LoadedTask, TaskModel, TokenText, load, names};
-use refrain_eval::{MachineInfo, Matrix, ModelInfo, Record, RunInfo, TaskSpec, Variant};
+use refrain_eval::{Matrix, Record, RunInfo, TaskSpec, Variant};
 use serde_json::json;
 
 use crate::args::{self, PrefixArg};
+use crate::methods;
 use crate::output::{
     self, Exit, Fail, SOME_FAILED, age, count, json_path, json_paths, one_line, print, print_json, seconds,
 };
-use crate::settings::{Context, prefix_hash};
+use crate::settings::Context;
 use crate::table::Table;
-use crate::{machine, methods};
 use refrain::folders::tilde;
 
-use self::judge::{is_graded, name_judge};
-pub(crate) use self::judge::{judge, judge_template};
+pub(crate) use self::about::{about, is_sam_kv, layers_text, prefix_texts};
+use self::judge::name_judge;
+pub(crate) use self::judge::{is_graded, judge, judge_template};
 pub(crate) use self::sources::fetch;
 
 /// Distinct errors of answers that are told one by one.
@@ -224,7 +224,7 @@ pub(crate) fn variants(context: &Context, matrix: &Matrix) -> Result<Vec<Variant
         {
             let stored =
                 (*store_dtype != KvQuantization::Exact).then(|| format!("store_dtype={store_dtype}"));
-            let behind = (*prefix != Prefix::None).then(|| format!("prefix={prefix}"));
+            let behind = (*prefix != Prefix::None).then(|| format!("prefix={}", prefix_name(prefix)));
             let options = stored.into_iter().chain(behind);
             let name = options.fold(method.spec.clone(), |name, option| append(&name, &option));
             // Oracles know nothing of parts of whole documents, which methods with statistics select, nor of other orders of chunks.
@@ -250,15 +250,9 @@ pub(crate) fn variants(context: &Context, matrix: &Matrix) -> Result<Vec<Variant
     Ok(variants)
 }
 
-/// SHA-256 of each file that variants have as a prefix, by the prefix.
-pub(crate) fn prefix_texts(variants: &[Variant]) -> Result<BTreeMap<String, String>> {
-    let mut texts = BTreeMap::new();
-    for variant in variants {
-        if let Prefix::Text(path) = &variant.prefix {
-            texts.insert(variant.prefix.to_string(), prefix_hash(path)?);
-        }
-    }
-    Ok(texts)
+/// A prefix as the value of an option. A file's name may have the characters that part options, and methods from policies.
+fn prefix_name(prefix: &Prefix) -> String {
+    prefix.to_string().replace('%', "%25").replace(',', "%2C").replace('+', "%2B")
 }
 
 /// One model's part of a run.
@@ -274,7 +268,7 @@ fn one(
     let name = context.global.model.as_str();
     let model = TaskModel::of(name, &engine);
     let jobs = samples(context, matrix, &model, judge)?;
-    let mut run = Run::open(folder, about(context, matrix, variants, &engine, &jobs)?)?;
+    let mut run = Run::open(folder, about(context, name, matrix, variants, &engine, &jobs)?)?;
     run.changes().iter().for_each(|change| output::warn(change));
     let before = run.known(name);
     if before > 0 {
@@ -330,80 +324,6 @@ pub(crate) fn show(bar: &ProgressBar, model: &str, step: RunProgress<'_>, first:
     bar.set_length(total as u64);
     bar.set_position(done as u64);
     bar.set_message(format!("{model}{rest}{failed}  {task}  {method}"));
-}
-
-pub(crate) fn about(
-    context: &Context,
-    matrix: &Matrix,
-    variants: &[Variant],
-    engine: &Engine,
-    jobs: &[LoadedTask],
-) -> Result<RunInfo> {
-    let mut names: Vec<Vec<String>> = vec![Vec::new(); 2];
-    for variant in variants {
-        for (names, name) in names.iter_mut().zip([&variant.method, &variant.policy]) {
-            if !names.contains(name) {
-                names.push(name.clone());
-            }
-        }
-    }
-    let policies = names.pop().unwrap_or_default();
-    let (config, device) = (engine.decoder().config(), engine.decoder().device());
-    let file = refrain::resolve(&context.global.model, &context.models)?;
-    let model = ModelInfo {
-        name: context.global.model.clone(),
-        file: file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-        fingerprint: hex::encode(&engine.fingerprint()),
-        layers: config.num_layers(),
-        heads: config.heads,
-        kv_heads: config.kv_heads,
-        context: config.context,
-        precision: engine.decoder().precision().to_string(),
-        kv: engine.settings().kv.to_string(),
-    };
-    let setting = |name: &str, value: String| (name.to_owned(), value);
-    let is_sam_kv = variants.iter().any(|variant| variant.method.starts_with("sam_kv"));
-    let stable = engine.stable_layers().map(|span| format!("{} to {}", span.start + 1, span.end));
-    let stable = stable.unwrap_or("built in".to_owned());
-    let most =
-        |most: Option<usize>, otherwise: &str| most.map_or(otherwise.to_owned(), |most| most.to_string());
-    let settings = [
-        setting("tokens of a chunk", format!("{}, cut by structure", engine.settings().chunk_tokens)),
-        setting("tokens left of a chunk", tokens_text(engine.settings().left_tokens)),
-        setting("prefix of a chunk", "none where a method names none".to_owned()),
-        setting("tokens forced", matrix.forced.to_string()),
-        setting("chat template", matrix.chat.to_string()),
-        setting("attention maps", matrix.maps.to_string()),
-        setting("new tokens at most", most(matrix.max_tokens, "the benchmark's")),
-        setting("tokens of a LongBench prompt at most", most(matrix.max_prompt_tokens, "by the context")),
-    ];
-    let texts = prefix_texts(variants)?.into_iter();
-    let calibrated = is_sam_kv.then(|| setting("stable layers of SamKV", stable));
-    let settings = settings.into_iter().chain(calibrated);
-    let settings = settings.chain(texts.map(|(prefix, hash)| setting(&prefix, hash)));
-    let now = machine::now();
-    let (isa, processor) = processors(&**device);
-    Ok(RunInfo {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        command: machine::command(),
-        matrix: matrix.text(),
-        started: now,
-        seconds: 0.0,
-        machine: MachineInfo {
-            cpu: cpu_name(),
-            isa,
-            device: processor,
-            threads: device.threads(),
-            memory: machine::all_memory().unwrap_or(0),
-            os: machine::system(),
-        },
-        models: vec![model],
-        tasks: jobs.iter().map(|job| job.about.clone()).collect(),
-        methods: names.pop().unwrap_or_default(),
-        policies,
-        seed: matrix.seed,
-        settings: settings.collect(),
-    })
 }
 
 /// `refrain eval report`

@@ -135,7 +135,8 @@ Examples:
     --ingest 0.1 --tools 0.1 --keys 4
 
 Servers run in this process, with a store of their own, and are asked through their sockets. Each measurement has a server \
-that has just begun, on the same engine. Documents are brought before anything is timed; by Zipf's law 3 % of them get 60 % \
+that has just begun, on the same engine. A server that --url names goes on with what its prefix cache has: it is asked no \
+question twice, in this command or another, but parts of prompts may be there. Documents are brought before anything is timed; by Zipf's law 3 % of them get 60 % \
 of the requests, as RAGCache found of real questions. A failure of the server (a status of 500 and above, an answer that \
 breaks off) ends the command with an error.";
 
@@ -275,7 +276,7 @@ Examples:
 A runner ends when the whole job is done, and takes over the shards of those that died meanwhile. Ctrl-C and SIGTERM end it after the step under \
 way, and give its shard back at once. A document or sample that fails is tried again, and then listed; so is one at which runners die. \
 The exit status is 0 where all is done, 3 where all is done but what is listed as failed, 130 where the runner was stopped, \
-and 1 where it could not go on. Runners need the same version of the program, and may have other CPUs.";
+4 where it would end in the same way if it were started again, and 1 where it could not go on. Runners need the same version of the program, and may have other CPUs.";
 
 #[cfg(feature = "remote")]
 pub(crate) const JOB_STATUS: &str = "\

@@ -19,17 +19,21 @@ use crate::table::{columns, whole_words};
 pub(crate) struct Fail {
     message: String,
     hint: Option<String>,
-    /// Whether the command line is wrong, not the world.
-    usage: bool,
+    status: u8,
 }
 
 impl Fail {
     pub(crate) fn new(message: impl Into<String>) -> Fail {
-        Fail { message: message.into(), hint: None, usage: false }
+        Fail { message: message.into(), hint: None, status: FAILED }
     }
 
+    /// An error of the command line, not of the world.
     pub(crate) fn usage(message: impl Into<String>) -> Fail {
-        Fail { usage: true, ..Fail::new(message) }
+        Fail::new(message).status(USAGE)
+    }
+
+    pub(crate) fn status(self, status: u8) -> Fail {
+        Fail { status, ..self }
     }
 
     pub(crate) fn hint(self, hint: impl Into<String>) -> Fail {
@@ -57,8 +61,16 @@ impl std::fmt::Display for Exit {
 
 impl std::error::Error for Exit {}
 
+/// The exit status of an error, and that of a wrong command line.
+const FAILED: u8 = 1;
+const USAGE: u8 = 2;
+
 /// The exit status where all was done, and some files, documents, samples or answers failed.
 pub(crate) const SOME_FAILED: u8 = 3;
+
+/// The exit status of `refrain job run` where the same command on the same machine would end in the same way: the job cannot be done there, or
+/// not as it was planned.
+pub(crate) const LASTING: u8 = 4;
 
 /// The exit status of a program that Ctrl-C or SIGTERM has stopped.
 pub(crate) const STOPPED: u8 = 130;
@@ -111,7 +123,7 @@ pub(crate) fn report(error: &anyhow::Error, json: bool) -> ExitCode {
             let _ = print_json(&serde_json::json!({ "error": wrong, "hint": null }));
         }
         let _ = usage.print();
-        return ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(2));
+        return ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(USAGE));
     }
     let causes = causes(error);
     // `anyhow` finds the outermost one, be it the error or its context.
@@ -120,9 +132,9 @@ pub(crate) fn report(error: &anyhow::Error, json: bool) -> ExitCode {
         Some(error) => error.hint(),
         None => fail.and_then(|fail| fail.hint.clone()),
     };
-    let usage = fail.is_some_and(|fail| fail.usage)
-        || matches!(error.downcast_ref(), Some(refrain::Error::Address { .. }))
+    let is_usage = matches!(error.downcast_ref(), Some(refrain::Error::Address { .. }))
         || matches!(error.downcast_ref(), Some(refrain_eval::Error::Usage(_)));
+    let status = if is_usage { USAGE } else { fail.map_or(FAILED, |fail| fail.status) };
     if json {
         let _ = print_json(&serde_json::json!({ "error": causes.join(": "), "hint": hint }));
     }
@@ -134,7 +146,7 @@ pub(crate) fn report(error: &anyhow::Error, json: bool) -> ExitCode {
         text.push_str(&format!("\n{} {}", paint("1;36", "hint:", &io::stderr()), plain(&hint)));
     }
     say(&text);
-    ExitCode::from(if usage { 2 } else { 1 })
+    ExitCode::from(status)
 }
 
 /// The messages of the chain, without those that the one before contains.

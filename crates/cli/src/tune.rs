@@ -91,12 +91,12 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
         Some(folder) => folder.clone(),
         None => tuned_path(context.data_folder.as_deref(), &fingerprint)?.with_extension(""),
     };
-    let mut run = Run::open(&folder, about(context, &matrix, &variants, &engine, &jobs)?)?;
+    let (name, mut first) = (context.global.model.as_str(), None);
+    let mut run = Run::open(&folder, about(context, name, &matrix, &variants, &engine, &jobs)?)?;
     let scorer = Scorer { judge: None, quality: None, encode: &|_| Vec::new() };
     let until = args.time_budget.map(|budget| Instant::now() + budget);
     let options = matrix.run_options(until);
     let (bar, started) = (context.console.message_bar(), Instant::now());
-    let (name, mut first) = (context.global.model.as_str(), None);
     let whole = run.answer((name, &engine), &jobs, &variants, &options, &scorer, |step| {
         show(&bar, name, step, *first.get_or_insert(step.done), started);
         true

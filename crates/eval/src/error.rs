@@ -29,6 +29,8 @@ pub enum Error {
         url: String,
         /// The fault, with the status and the beginning of the reply if there was one.
         reason: String,
+        /// Whether the same request may succeed later: the endpoint is busy, failing or away.
+        passing: bool,
     },
     /// The device has failed, and with it all answers that are left.
     #[error("{0}; answers that were finished are kept, and the same command goes on with the others")]

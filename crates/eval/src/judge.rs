@@ -114,16 +114,16 @@ impl Judge {
     pub fn ask(&self, prompt: &str, options: &JudgeOptions) -> Result<String> {
         let messages = [Message { role: "user", content: prompt }];
         let body = serde_json::to_vec(&Request { model: &self.model, messages, options })
-            .map_err(|error| self.error(error))?;
+            .map_err(|error| self.error(Failure { reason: error.to_string(), passing: false }))?;
         let mut pause = self.pause;
         for _ in 0..RETRIES {
             match self.post(&body) {
                 Err(failure) if failure.passing => thread::sleep(pause),
-                reply => return reply.map_err(|failure| self.error(failure.reason)),
+                reply => return reply.map_err(|failure| self.error(failure)),
             }
             pause *= 2;
         }
-        self.post(&body).map_err(|failure| self.error(failure.reason))
+        self.post(&body).map_err(|failure| self.error(failure))
     }
 
     fn post(&self, body: &[u8]) -> std::result::Result<String, Failure> {
@@ -157,8 +157,8 @@ impl Judge {
         body.chars().take(EXCERPT).collect()
     }
 
-    fn error(&self, reason: impl ToString) -> Error {
-        Error::Judge { url: self.endpoint.clone(), reason: reason.to_string() }
+    fn error(&self, Failure { reason, passing }: Failure) -> Error {
+        Error::Judge { url: self.endpoint.clone(), reason, passing }
     }
 }
 

@@ -24,7 +24,7 @@ pub use csv::csv_line;
 pub use error::{Error, Result};
 pub use judge::{Judge, JudgeOptions};
 pub use matrix::{Matrix, TaskSpec};
-pub use record::{Cost, Fidelity, Record};
+pub use record::{Cost, Fidelity, Record, VanillaCost};
 pub use run_info::{MachineInfo, ModelInfo, RunInfo, TaskInfo};
 pub use sample::{Gold, Sample, Scoring};
 pub use scoring::Scorer;

@@ -135,6 +135,31 @@ pub struct Cost {
     /// Bytes of the document chunks' keys and values at rest.
     #[serde(default)]
     pub document_bytes: u64,
+    /// Vanilla's cost of the sample, measured beside the answer by the same runner. Records of sampled answers, and of earlier versions, have
+    /// none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vanilla: Option<VanillaCost>,
+}
+
+/// The costs of vanilla's answer that others are set against.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct VanillaCost {
+    /// [`Cost::ttft`].
+    pub ttft: f64,
+    /// [`Cost::compute_ttft`].
+    pub compute_ttft: f64,
+    /// [`Cost::tpot`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tpot: Option<f64>,
+    /// [`Cost::operations`].
+    pub operations: f64,
+}
+
+impl From<&Cost> for VanillaCost {
+    fn from(cost: &Cost) -> VanillaCost {
+        let Cost { ttft, compute_ttft, tpot, operations, .. } = *cost;
+        VanillaCost { ttft, compute_ttft, tpot, operations }
+    }
 }
 
 impl Cost {
@@ -160,6 +185,7 @@ impl Cost {
             side_bytes: stats.side_bytes,
             bytes_loaded: stats.bytes_loaded,
             document_bytes: stats.document_bytes,
+            vanilla: None,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A run: every sample answered by every variant, a line of `results.jsonl` each. A stopped run goes on where it stopped.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{BufRead, BufReader, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -98,9 +98,18 @@ impl UnlockedResults {
 
     fn lock(self) -> Result<Results> {
         let UnlockedResults { file, path } = self;
-        let other = |_| Error::data(&path, "another run is writing here; wait for it to end");
-        file.try_lock().map_err(other)?;
+        file.try_lock().map_err(|error| not_locked(&path, error))?;
         Ok(Results { file, path })
+    }
+}
+
+/// The error of a file that cannot be locked: another run has the lock, or the file system has no locks.
+fn not_locked(path: &Path, error: TryLockError) -> Error {
+    match error {
+        TryLockError::WouldBlock => Error::data(path, "another run is writing here; wait for it to end"),
+        TryLockError::Error(error) => {
+            Error::data(path, format!("cannot lock it: {error}; give a folder on a file system with locks"))
+        }
     }
 }
 
@@ -139,17 +148,21 @@ fn read_records(file: &mut File, path: &Path) -> Result<(Vec<Record>, u64)> {
 }
 
 /// Writes a run that was made in parts, elsewhere or at other times, to a folder, as if one run had made all of it. What the folder has
-/// already is not written again.
+/// already is not written again. Returns the changes between parts that times depend on, such as another machine, in words.
 ///
 /// # Errors
 /// If there is no part, parts were made with different settings, models or data, or the folder cannot be written.
-pub fn merge(folder: &Path, parts: impl IntoIterator<Item = (RunInfo, Vec<Record>)>) -> Result<()> {
-    let mut records = Vec::new();
+pub fn merge(folder: &Path, parts: impl IntoIterator<Item = (RunInfo, Vec<Record>)>) -> Result<Vec<String>> {
+    let (mut records, mut changes) = (Vec::new(), Vec::new());
     let mut whole: Option<RunInfo> = None;
     for (mut about, part) in parts {
         let seconds = about.seconds;
         if let Some(known) = whole.take() {
-            about.continue_from(&known).map_err(Error::Invalid)?;
+            for change in about.continue_from(&known).map_err(Error::Invalid)? {
+                if !changes.contains(&change) {
+                    changes.push(change);
+                }
+            }
             about.seconds = known.seconds + seconds;
             about.started = known.started.min(about.started);
         }
@@ -165,7 +178,8 @@ pub fn merge(folder: &Path, parts: impl IntoIterator<Item = (RunInfo, Vec<Record
             run.append(record)?;
         }
     }
-    run.write_about()
+    run.write_about()?;
+    Ok(changes)
 }
 
 impl Run {
@@ -355,6 +369,18 @@ mod tests {
         drop(Run::open(&folder, about(7, vec![TaskInfo::default()])).unwrap());
         let error = Run::open(&folder, about(42, Vec::new())).unwrap_err();
         assert!(error.to_string().contains("seed 7, not 42"), "{error}");
+    }
+
+    #[test]
+    fn a_file_system_without_locks_is_not_told_as_another_run() {
+        let no_locks = std::io::Error::from(std::io::ErrorKind::Unsupported);
+        let told = |error| not_locked(Path::new("r/results.jsonl"), error).to_string();
+        let said = told(TryLockError::Error(no_locks));
+        assert!(
+            said.starts_with("r/results.jsonl: cannot lock it: ") && !said.contains("another run"),
+            "{said}"
+        );
+        assert!(told(TryLockError::WouldBlock).contains("another run is writing here"));
     }
 
     /// A run that read before it had the lock would miss what the other appended in between, and cut it off.

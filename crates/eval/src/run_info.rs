@@ -54,6 +54,10 @@ impl RunInfo {
                 return differs(name, was, is);
             }
         }
+        // A setting that this sitting has no use for still binds the answers that depend on it.
+        for (name, was) in &known.settings {
+            self.settings.entry(name.clone()).or_insert_with(|| was.clone());
+        }
         for model in &self.models {
             let other = known.models.iter().find(|other| other.name == model.name);
             if let Some((property, was, is)) = other.and_then(|other| other.difference(model)) {
@@ -70,10 +74,7 @@ impl RunInfo {
                 let is = task.judge.as_deref().unwrap_or("none");
                 return differs(&format!("{} and the judge", task.label()), judge, is);
             }
-            // Answers that are there stay, where a smaller limit asks for fewer.
-            task.samples = task.samples.max(other.samples);
-            let notes = other.model_notes.clone().into_iter();
-            notes.for_each(|(model, note)| _ = task.model_notes.entry(model).or_insert(note));
+            task.keep_samples_of(other);
         }
         let mut changes = Vec::new();
         let mut changed = |what: &str, was: &str, is: &str| {
@@ -234,8 +235,11 @@ pub struct TaskInfo {
     pub metric: String,
     /// The number that a score of 1 is shown as: 100 for most tasks, 10 for the needle.
     pub scale: f64,
-    /// Number of samples.
+    /// Number of samples: the largest of any model.
     pub samples: usize,
+    /// Number of samples of each model, by its name. Runs of earlier versions have none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub model_samples: BTreeMap<String, usize>,
     /// Samples of the benchmark itself, where it has a number of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of: Option<usize>,
@@ -262,6 +266,32 @@ impl TaskInfo {
             format!("{}/{}", self.benchmark, self.task)
         };
         self.length.map_or(name.clone(), |length| format!("{name} at {length}"))
+    }
+
+    /// Number of samples of a model.
+    pub(crate) fn samples_of(&self, model: &str) -> usize {
+        self.model_samples.get(model).copied().unwrap_or(self.samples)
+    }
+
+    /// Takes over the samples of models that a run had before. Answers stay where a smaller limit asks for fewer, and with them the
+    /// note on the samples.
+    fn keep_samples_of(&mut self, known: &TaskInfo) {
+        self.samples = self.samples.max(known.samples);
+        for (model, note) in &known.model_notes {
+            if !self.model_notes.contains_key(model) || known.samples_of(model) > self.samples_of(model) {
+                self.model_notes.insert(model.clone(), note.clone());
+            }
+        }
+        for (model, samples) in &known.model_samples {
+            let own = self.model_samples.entry(model.clone()).or_default();
+            *own = (*own).max(*samples);
+        }
+    }
+
+    /// Adds to the differences from the benchmark with a model.
+    pub(crate) fn note_of_model(&mut self, model: &str, more: &str) {
+        let note = self.model_notes.entry(model.to_owned()).or_default();
+        *note = if note.is_empty() { more.to_owned() } else { format!("{note}; {more}") };
     }
 
     /// All differences from the benchmark with a model, or with every model by its name, and the judge.
@@ -383,6 +413,34 @@ mod tests {
         assert_eq!(second.tasks[0].samples, "fitted".len(), "the larger number");
         assert_eq!(second.tasks[0].notes(Some("small")), "built-in; fitted");
         assert_eq!(second.tasks[0].notes(None), "built-in; large: cut; small: fitted");
+    }
+
+    #[test]
+    fn a_setting_binds_later_sittings_though_one_between_has_none() {
+        let with = |settings: &[(&str, &str)]| RunInfo {
+            settings: settings.iter().map(|(name, is)| ((*name).to_owned(), (*is).to_owned())).collect(),
+            ..RunInfo::default()
+        };
+        let (first, mut second, mut third) = (with(&[("text:a", "1")]), with(&[]), with(&[("text:a", "2")]));
+        second.continue_from(&first).unwrap();
+        assert_eq!(second.settings, first.settings);
+        let error = third.continue_from(&second).unwrap_err();
+        assert!(error.contains("text:a 1, not 2"), "{error}");
+    }
+
+    #[test]
+    fn a_smaller_limit_keeps_the_samples_and_their_note() {
+        let task = |samples: usize| TaskInfo {
+            samples,
+            model_samples: [("m".to_owned(), samples)].into(),
+            model_notes: [("m".to_owned(), format!("1 of {samples} samples"))].into(),
+            ..TaskInfo::default()
+        };
+        for (was, is) in [(20, 10), (10, 20)] {
+            let mut now = task(is);
+            now.keep_samples_of(&task(was));
+            assert_eq!(now, task(20), "{was}, then {is}");
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use refrain::engine::{
 use refrain::store::KvQuantization;
 
 use crate::error::{Error, Result};
-use crate::record::{Cost, Fidelity, Record};
+use crate::record::{Cost, Fidelity, Record, VanillaCost};
 use crate::sample::Sample;
 use crate::scoring::Scorer;
 use crate::tasks::LoadedTask;
@@ -73,9 +73,8 @@ impl<'a> SampleRun<'a> {
             if record.cost.is_none() {
                 match answers.next() {
                     Some(Ok((answer, fidelity))) => {
-                        let config = self.engine.decoder().config();
                         record.answer_room = self.answer_room();
-                        record.cost = Some(Cost::of(&answer.stats, config.heads / config.kv_heads));
+                        record.cost = Some(Cost { vanilla: self.vanilla_cost(), ..self.cost(&answer) });
                         (record.answer, record.fidelity) = (answer.text, Some(fidelity));
                     }
                     Some(Err(error)) => record.error = Some(error.to_string()),
@@ -206,6 +205,17 @@ impl<'a> SampleRun<'a> {
     /// The [room](SampleRun::room) behind the prompt that was answered.
     fn answer_room(&self) -> Option<usize> {
         self.reference.as_ref().and_then(|(prompt, _)| self.room(prompt))
+    }
+
+    fn cost(&self, answer: &Answer) -> Cost {
+        let config = self.engine.decoder().config();
+        Cost::of(&answer.stats, config.heads / config.kv_heads)
+    }
+
+    /// The cost of the reference, where it is vanilla's whole answer. That of a sampled task has its forced tokens alone.
+    fn vanilla_cost(&self) -> Option<VanillaCost> {
+        let (_, reference) = self.reference.as_ref().filter(|_| self.job.temperature == 0.0)?;
+        Some(VanillaCost::from(&self.cost(&reference.answer)))
     }
 
     fn sampling(&self, prompt: &Prompt) -> Sampling {

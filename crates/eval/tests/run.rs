@@ -9,7 +9,7 @@ use refrain::store::{KvQuantization, Store};
 use refrain_eval::Scorer;
 use refrain_eval::run::{Run, RunProgress, merge, read};
 use refrain_eval::tasks::{LoadedTask, TaskModel, load};
-use refrain_eval::{Judge, MachineInfo, Matrix, Record, RunInfo, RunOptions, TaskSpec, Variant};
+use refrain_eval::{Judge, MachineInfo, Matrix, Record, RunInfo, RunOptions, TaskSpec, VanillaCost, Variant};
 
 fn engine() -> Engine {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
@@ -87,6 +87,7 @@ fn without_chance(records: Vec<Record>) -> Vec<Record> {
         record.finished = 0;
         if let Some(cost) = &mut record.cost {
             (cost.ttft, cost.compute_ttft, cost.tpot) = (0.0, 0.0, None);
+            cost.vanilla = None;
             // How many layers wait at a time depends on the loaders.
             cost.kv_bytes_peak = 0;
         }
@@ -115,6 +116,9 @@ fn a_run_that_is_stopped_and_torn_goes_on_to_the_same_records() {
         assert_eq!(record.error, None);
         let (cost, fidelity) = (record.cost.as_ref().unwrap(), record.fidelity.as_ref().unwrap());
         assert!(cost.ttft > 0.0 && cost.prompt_tokens > 300 && cost.answer_tokens > 0, "{cost:?}");
+        let vanilla = cost.vanilla.unwrap();
+        assert!(vanilla.ttft > 0.0 && vanilla.operations > 0.0, "{vanilla:?}");
+        assert!(record.method != "vanilla" || vanilla == VanillaCost::from(cost), "{vanilla:?}");
         assert!(record.scores.contains_key("score") && fidelity.positions > 0);
         match record.method.as_str() {
             "vanilla" => assert_eq!((fidelity.kl, fidelity.top1, cost.recompute_ratio), (0.0, 1.0, 1.0)),
@@ -476,8 +480,10 @@ fn a_run_that_is_made_in_parts_is_merged_to_the_same_records() {
     }
     assert_eq!(parts.len(), 4);
     // The first half comes before the others are done, and again with them.
-    merge(merged.path(), parts[..2].to_vec()).unwrap();
-    merge(merged.path(), parts.clone()).unwrap();
+    let changes = merge(merged.path(), parts[..2].to_vec()).unwrap();
+    assert_eq!(changes, [""; 0], "both are of one machine");
+    let changes = merge(merged.path(), parts.clone()).unwrap();
+    assert!(changes.len() == 1 && changes[0].contains("the machine CPU 1 ("), "{changes:?}");
     let ((about, records), (expected_about, expected)) =
         (read(merged.path()).unwrap(), read(whole.path()).unwrap());
     // Alone and together, answers of a batch have the same text; only what depends on the batch differs.

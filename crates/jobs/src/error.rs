@@ -38,6 +38,9 @@ pub enum Error {
     /// An item that a job cannot have.
     #[error("{0}")]
     Item(String),
+    /// Another machine than the job was planned for: it has another model, or other settings.
+    #[error("{0}")]
+    OtherMachine(String),
     /// The work cannot go on on this machine.
     #[error(transparent)]
     Work(Box<dyn std::error::Error + Send + Sync>),
@@ -47,6 +50,15 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
+    /// Whether the same runner would meet the error again, as the job and its machine are.
+    pub fn is_lasting(&self) -> bool {
+        match self {
+            Error::Broken { .. } | Error::OtherJob { .. } | Error::OtherMachine(_) => true,
+            Error::Work(error) => error.downcast_ref().is_some_and(Error::is_lasting),
+            _ => false,
+        }
+    }
+
     /// An object that is broken.
     pub(crate) fn broken(name: &str, reason: impl ToString) -> Error {
         Error::Broken { name: name.to_owned(), reason: reason.to_string() }

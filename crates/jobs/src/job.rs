@@ -6,9 +6,11 @@
 //! | `shards/<BLAKE3>.jsonl` | once, by the planner | the items of a shard, one a line |
 //! | `claims/<shard>.<n>` | by the runner that made it | [`Claim`](crate::Claim): the n-th runner on the shard |
 //! | `done/<shard>.json` | once, by the first runner that ends the shard | [`Done`] |
-//! | `failed/<item>.json` | once | [`FailedItem`] |
+//! | `failed/<item>.json` | once, and deleted where a later runner does the item | [`FailedItem`] |
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
 use refrain::store::Objects;
@@ -70,6 +72,9 @@ pub struct FailedItem {
     pub shard: usize,
     /// The reason.
     pub reason: String,
+    /// Whether runners died while they did it, so that no other one is to try.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub died: bool,
 }
 
 /// The state of a job's shards at one moment.
@@ -114,6 +119,16 @@ impl Job {
         let (manifest, bytes) =
             Manifest::read(&objects)?.ok_or_else(|| Error::NoJob(objects.url().to_owned()))?;
         Ok(Job::new(objects, manifest, &bytes))
+    }
+
+    /// The job with another patience than that of a command for people, which ends soon after `stop` is set.
+    pub fn with_patience(self, patience: Duration, stop: &Arc<AtomicBool>) -> Job {
+        Job { objects: self.objects.with_patience(patience, stop), ..self }
+    }
+
+    /// Whether the object store did not answer the last request.
+    pub fn is_down(&self) -> bool {
+        self.objects.is_down()
     }
 
     /// Its manifest.
@@ -204,20 +219,23 @@ impl Job {
     /// # Errors
     /// If the object store does not answer. A broken entry is one whose reason is not known.
     pub fn failed(&self) -> Result<Vec<FailedItem>> {
-        let read = |id: String| {
-            let bytes = match self.objects.get(&failed_name(&id), MAX_FAILED) {
-                Err(Error::Broken { .. }) => None,
-                found => found?,
-            };
-            let found = bytes.and_then(|bytes| serde_json::from_slice::<FailedItem>(&bytes).ok());
-            let unknown = || FailedItem {
-                id: id.clone(),
-                name: String::new(),
-                shard: 0,
-                reason: "its entry is broken".to_owned(),
-            };
-            Ok(found.filter(|found| found.id == id).unwrap_or_else(unknown))
+        self.failed_ids()?.iter().map(|id| self.failed_item(id)).collect()
+    }
+
+    /// The entry of an item that failed.
+    pub(crate) fn failed_item(&self, id: &str) -> Result<FailedItem> {
+        let bytes = match self.objects.get(&failed_name(id), MAX_FAILED) {
+            Err(Error::Broken { .. }) => None,
+            found => found?,
         };
-        self.failed_ids()?.into_iter().map(read).collect()
+        let found = bytes.and_then(|bytes| serde_json::from_slice::<FailedItem>(&bytes).ok());
+        let unknown = || FailedItem {
+            id: id.to_owned(),
+            name: String::new(),
+            shard: 0,
+            reason: "its entry is broken".to_owned(),
+            died: false,
+        };
+        Ok(found.filter(|found| found.id == id).unwrap_or_else(unknown))
     }
 }

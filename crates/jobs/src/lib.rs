@@ -29,6 +29,7 @@ pub use ingest::IngestWork;
 pub use item::Item;
 pub use job::{Done, FailedItem, Job};
 pub use manifest::{Manifest, Shard};
+pub use patience::{Failed, repeat};
 pub use plan::{Plan, Planned, ShardSize};
 pub use progress::{RunProgress, Tally};
 pub use run::{RunOptions, RunReport};

@@ -52,6 +52,11 @@ impl JobObjects {
         JobObjects { patience, stop: stop.clone(), ..self.clone() }
     }
 
+    /// Whether the object store did not answer the last request.
+    pub(crate) fn is_down(&self) -> bool {
+        self.objects.down().is_some()
+    }
+
     pub(crate) fn url(&self) -> &str {
         self.objects.url()
     }
@@ -59,8 +64,8 @@ impl JobObjects {
     fn repeat<T>(&self, request: impl Fn() -> Result<T, StoreError>) -> Result<T> {
         let (began, mut is_silent) = (Instant::now(), false);
         let answered = repeat(self.patience, || {
-            request().map_err(|error| match self.objects.down() {
-                Some(_) => {
+            request().map_err(|error| match self.is_down() {
+                true => {
                     is_silent = true;
                     match self.stop.load(Relaxed) && began.elapsed() >= STOP_PATIENCE {
                         true => Failed::Lasting(error),
@@ -68,7 +73,7 @@ impl JobObjects {
                     }
                 }
                 // An object store that answers and refuses will do so again.
-                None => Failed::Lasting(error),
+                false => Failed::Lasting(error),
             })
         });
         if is_silent {

@@ -1,12 +1,13 @@
-//! Patience with an object store: what fails may succeed once it answers again.
+//! Patience with an object store, or another service: what fails may succeed once it answers again.
 
 use std::time::{Duration, Instant};
 
-/// The pause before something is tried again. It costs nothing while the object store is left alone.
+/// The pause before something is tried again. It costs nothing while the service is left alone.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// A try that failed.
-pub(crate) enum Failed<E> {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failed<E> {
     /// The next try would fail as well.
     Lasting(E),
     /// A later one may succeed.
@@ -20,10 +21,10 @@ impl<E> From<E> for Failed<E> {
 }
 
 /// Repeats a try until it succeeds, fails for good, or has failed for longer than `patience`; then its last error is given.
-pub(crate) fn repeat<T, E>(
-    patience: Duration,
-    mut attempt: impl FnMut() -> Result<T, Failed<E>>,
-) -> Result<T, E> {
+///
+/// # Errors
+/// The last error of the try.
+pub fn repeat<T, E>(patience: Duration, mut attempt: impl FnMut() -> Result<T, Failed<E>>) -> Result<T, E> {
     let began = Instant::now();
     loop {
         match attempt() {

@@ -69,7 +69,7 @@ impl Job {
         stop: &Arc<AtomicBool>,
         mut progress: impl FnMut(RunProgress),
     ) -> Result<RunReport> {
-        let job = Job { objects: self.objects.with_patience(options.patience, stop), ..self.clone() };
+        let job = self.clone().with_patience(options.patience, stop);
         let mut runner = Runner {
             job: &job,
             name: runner_name(&options.host)?,

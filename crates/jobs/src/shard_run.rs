@@ -1,9 +1,10 @@
 //! One runner's work on one shard.
 //!
 //! An item that fails is tried again, and then listed as failed; the shard goes on. Work is kept once in every renewal's time, and the claim says
-//! up to which item, so that the next runner goes on there. An item that ends the process, by using up the machine's memory for example,
+//! up to which item, so that the next runner goes on there. It tries listed items behind that once more: their partial results were lost with the
+//! runner before. An item that ends the process, by using up the machine's memory for example,
 //! leaves no word: where runners have died since work was last kept, the claim names each item before it begins, and one at which
-//! several runners died is listed as failed as well.
+//! several runners died is listed as failed as well, and not tried again.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -102,9 +103,9 @@ impl ShardRun<'_> {
                 asked = done.into();
             }
             let outcome = match asked.pop_front() {
-                _ if is_listed(item) => Outcome::GivenUp,
+                _ if is_listed(item) => self.listed(work, item)?,
                 Some(true) => Outcome::Done,
-                known => self.item(work, item, known.is_none())?,
+                known => self.item(work, item, known.is_none(), self.tries)?,
             };
             match outcome {
                 Outcome::Done => unkept.push(item),
@@ -152,20 +153,38 @@ impl ShardRun<'_> {
         (self.tell)(*self.progress);
     }
 
-    /// Does an item, if it `may_be_done` after asking whether it was done before.
-    fn item<W: Work>(&mut self, work: &mut W, item: &Item<W::Body>, may_be_done: bool) -> Result<Outcome> {
+    /// Tries once more an item that another runner has listed as failed, unless runners died at it.
+    fn listed<W: Work>(&mut self, work: &mut W, item: &Item<W::Body>) -> Result<Outcome> {
+        if self.job.failed_item(&item.id)?.died {
+            return Ok(Outcome::GivenUp);
+        }
+        let outcome = self.item(work, item, true, 1)?;
+        if matches!(outcome, Outcome::Done) {
+            self.job.objects.delete(&failed_name(&item.id))?;
+        }
+        Ok(outcome)
+    }
+
+    /// Does an item in so many tries, if it `may_be_done` after asking whether it was done before.
+    fn item<W: Work>(
+        &mut self,
+        work: &mut W,
+        item: &Item<W::Body>,
+        may_be_done: bool,
+        tries: u32,
+    ) -> Result<Outcome> {
         let deaths = self.held.history.at.get(&item.id).copied().unwrap_or(0);
         if deaths >= self.tries {
             let reason =
                 format!("{deaths} runners ended without a word while they did it: killed, or out of memory");
-            return self.give_up(work.name(item), item, &reason);
+            return self.give_up(work.name(item), item, &reason, true);
         }
         if self.names_items() {
             self.held.at(Some(&item.id))?;
         }
         let began = Instant::now();
         let mut reason = String::new();
-        for _ in 0..self.tries {
+        for _ in 0..tries {
             // What a panic leaves half-done is done again, or the item is given up.
             let outcome = catch_unwind(AssertUnwindSafe(|| {
                 if may_be_done && work.are_done(std::slice::from_ref(item), &self.control)? == [true] {
@@ -192,14 +211,14 @@ impl ShardRun<'_> {
             }
         }
         self.tally.busy += began.elapsed();
-        self.give_up(work.name(item), item, &reason)
+        self.give_up(work.name(item), item, &reason, false)
     }
 
-    /// Lists an item as failed.
-    fn give_up<T>(&self, name: String, item: &Item<T>, reason: &str) -> Result<Outcome> {
+    /// Lists an item as failed. `died`: runners died at it.
+    fn give_up<T>(&self, name: String, item: &Item<T>, reason: &str, died: bool) -> Result<Outcome> {
         let reason = reason.chars().take(MAX_REASON).collect();
         let name = name.chars().take(MAX_NAME).collect();
-        let failed = FailedItem { id: item.id.clone(), name, shard: self.shard, reason };
+        let failed = FailedItem { id: item.id.clone(), name, shard: self.shard, reason, died };
         let object = failed_name(&item.id);
         let bytes = serde_json::to_vec(&failed).map_err(|error| Error::broken(&object, error))?;
         self.job.objects.create(&object, bytes)?;

@@ -174,10 +174,11 @@ impl<'a> EngineOptions<'a> {
         let path = resolve(&self.model, &models)?;
         let mut engine = Engine::open(&path, store, self.settings.clone(), &mut self.progress)?;
         let (data, calibration) = (self.data_folder.as_deref(), self.calibration.as_deref());
-        let layers = stable_layers(calibration, data, &engine, &mut self.warning)?;
+        let (own, layers) = (fingerprint(&engine), engine.decoder().config().num_layers());
+        let layers = stable_layers(calibration, data, (&own, layers), &mut self.warning)?;
         engine.use_stable_layers(layers);
         let chosen = if self.prefix.is_none() || self.method == AUTO {
-            Some(choice(&self.model, &fingerprint(&engine), data, &mut self.warning)?)
+            Some(choice(&self.model, &own, data, &mut self.warning)?)
         } else {
             None
         };

@@ -175,7 +175,7 @@ pub(crate) enum Feature {
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeBench {
-    /// A server that runs already, in place of one in this process
+    /// A server that runs already, in place of one in this process; its prefix cache is not emptied between measurements
     #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
     pub(crate) url: Option<String>,
     /// API keys of that server, which the clients have in turn
@@ -215,7 +215,7 @@ pub(crate) struct ServeBench {
     /// Finds the highest rate at which 95 % of first tokens come within this time
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(crate) limit: Option<Duration>,
-    /// Requests at each rate; they are equal for all rates
+    /// Requests at each rate; they are equal for all rates, but with --url others each time
     #[arg(long, value_name = "N", default_value_t = 40)]
     pub(crate) requests: usize,
     /// Documents of a request, or from how many to how many (0-10): 3 % of them get 60 % of all requests

@@ -89,6 +89,7 @@ pub(crate) fn run(context: &Context, args: &args::ServeBench) -> Result<()> {
         evict: policy.spec,
         seed: args.seed,
         drawn: AtomicU64::new(args.seed),
+        shares_server: args.url.is_some(),
     };
     let methods = methods.into_iter().map(|method| method.spec).collect();
     let bar = context.spinner("bringing the documents");
@@ -182,7 +183,7 @@ impl Bench<'_> {
         Ok(results)
     }
 
-    /// Rows of clients that ask again as soon as they are answered, of a server that has just begun.
+    /// Rows of clients that ask again as soon as they are answered, of a server that has just begun, or of the one that runs already.
     fn closed(&self, cell: &Cell, clients: usize) -> Result<Vec<Row>> {
         let target = self.host.serve(cell.variant, &[&cell.method], &self.documents)?;
         self.bar.set_message(format!(
@@ -275,7 +276,7 @@ impl Bench<'_> {
         if !errors.is_empty() {
             text += &format!("\nFailures, the first of each:\n{errors}");
         }
-        print(&(text + &limits_text(args, &limits)))
+        print(&(text + &limits_text(args.limit, &limits)))
     }
 
     /// The documents of requests, in words.
@@ -308,11 +309,32 @@ fn parts(traffic: &Traffic, outcomes: &[Outcome], keys: usize) -> Vec<Part> {
     parts
 }
 
-fn limits_text(args: &args::ServeBench, limits: &[(String, f64)]) -> String {
-    let Some(limit) = args.limit else { return String::new() };
+/// The highest rate of each method within a limit; nothing without one.
+fn limits_text(limit: Option<Duration>, limits: &[(String, f64)]) -> String {
+    let Some(limit) = limit else { return String::new() };
     let mut table = Table::new(&["<method", "requests a second", "against the first"]);
     for (method, rate) in limits {
-        table.push(vec![method.clone(), format!("{rate:.2}"), format!("{:.2}×", rate / limits[0].1)]);
+        let ratio = rate / limits[0].1;
+        // The first method may hold no rate.
+        let ratio = if ratio.is_finite() { format!("{ratio:.2}×") } else { "–".to_owned() };
+        table.push(vec![method.clone(), format!("{rate:.2}"), ratio]);
     }
     format!("\nHighest rate at which 95 % of first tokens come within {limit:?}:\n\n{}", table.text())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_method_without_a_rate_has_no_ratio_and_gives_none() {
+        let text = |rates: [f64; 2]| {
+            let limits = ["vanilla", "drift"].into_iter().zip(rates);
+            let limits: Vec<(String, f64)> = limits.map(|(name, rate)| (name.to_owned(), rate)).collect();
+            limits_text(Some(Duration::from_secs(1)), &limits)
+        };
+        let none = text([0.0, 2.0]);
+        assert!(!none.contains("NaN") && !none.contains("inf") && none.matches('–').count() == 2, "{none}");
+        assert!(text([0.5, 2.0]).contains("4.00×"));
+    }
 }

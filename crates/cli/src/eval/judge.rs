@@ -13,7 +13,7 @@ pub(crate) fn judge(url: &str, model: &str) -> Judge {
 }
 
 /// Whether a matrix has tasks whose benchmark asks a judge.
-pub(super) fn is_graded(matrix: &Matrix) -> bool {
+pub(crate) fn is_graded(matrix: &Matrix) -> bool {
     let benchmarks = ["longgenbench/", "longwriter/"];
     matrix.tasks.iter().any(|task| benchmarks.iter().any(|benchmark| task.name.starts_with(benchmark)))
 }

@@ -1,6 +1,7 @@
 //! Evaluation as a job: samples are planned with all that their prompts hold, so that runners need no data but the model.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::{Context as _, Result};
 use refrain::engine::Engine;
@@ -9,7 +10,7 @@ use refrain::store::hex;
 use refrain_eval::run::{Run, merge, read};
 use refrain_eval::tasks::{LoadedTask, TaskModel, TokenText};
 use refrain_eval::{Judge, Matrix, Record, RunInfo, Scorer, Variant};
-use refrain_jobs::{Control, Item, Job, ShardSize, Undone, Work};
+use refrain_jobs::{Control, Error as JobError, Failed, Item, Job, ShardSize, Undone, Work, repeat};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -21,8 +22,10 @@ use super::runner::Runner;
 use super::settings::Computing;
 
 use crate::args;
-use crate::eval::{about, judge, judge_template, matrix, prefix_texts, samples, variants};
-use crate::output::{Fail, count, json_path, one_line, print, print_json};
+use crate::eval::{
+    about, is_graded, is_sam_kv, judge, judge_template, layers_text, matrix, prefix_texts, samples, variants,
+};
+use crate::output::{Fail, count, json_path, one_line, print, print_json, warn};
 use crate::settings::Context;
 
 /// The settings of an evaluation.
@@ -40,6 +43,9 @@ struct EvalSettings {
     /// SHA-256 of each file that is a prefix, by the prefix.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     prefix_texts: BTreeMap<String, String>,
+    /// Stable layers of the models that SamKV answers with, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    stable_layers: BTreeMap<String, String>,
 }
 
 /// A sample, with those who answer it.
@@ -68,12 +74,17 @@ pub(super) fn plan(context: &Context, args: &args::PlanEval) -> Result<()> {
     let judge = args.judge.judge.as_ref().map(|url| judge(url, &args.judge.judge_model));
     let size = ShardSize { items: args.shard_samples as usize, weight: u64::MAX };
     let mut plan = new_plan(context, &args.job, size)?;
-    let (mut models, mut quality) = (BTreeMap::new(), None);
+    let (mut models, mut stable_layers, mut quality) = (BTreeMap::new(), BTreeMap::new(), None);
     for model in &matrix.models {
         let mut context = context.clone();
         context.global.model.clone_from(model);
         let jobs = unloaded_samples(&context, &matrix, judge.as_ref())?;
-        models.insert(model.clone(), hex::encode(&context.model_identity()?));
+        let identity = context.model_identity()?;
+        if is_sam_kv(&variants) {
+            let layers = unloaded_layers(&context, &hex::encode(&identity[..8]))?;
+            stable_layers.insert(model.clone(), layers);
+        }
+        models.insert(model.clone(), hex::encode(&identity));
         quality = quality.or(judge_template(judge.as_ref(), &matrix, &jobs)?);
         for (job, first) in
             jobs.iter().flat_map(|job| (0..number).step_by(block).map(move |first| (job, first)))
@@ -97,6 +108,7 @@ pub(super) fn plan(context: &Context, args: &args::PlanEval) -> Result<()> {
         judge_model,
         quality,
         prefix_texts,
+        stable_layers,
     };
     let planned = plan.finish(EVAL, to_map(&settings)?)?;
     tell(context, &args.job, &planned, &[], 0)
@@ -137,6 +149,15 @@ fn unloaded_samples(context: &Context, matrix: &Matrix, judge: Option<&Judge>) -
     samples(context, matrix, &TaskModel { name, tokenizer: &tokenizer, context: most, chunk_tokens }, judge)
 }
 
+/// The stable layers of the model that the options name, which is not loaded and has this fingerprint.
+fn unloaded_layers(context: &Context, fingerprint: &str) -> Result<String> {
+    let files = ModelFiles::open(refrain::resolve(&context.global.model, &context.models)?)?;
+    let (given, data) = (context.global.calibration.as_deref(), context.data_folder.as_deref());
+    let model = (fingerprint, files.config().num_layers());
+    let warn = &mut |warning: &str| context.console.warn(warning);
+    Ok(layers_text(refrain::stable_layers(given, data, model, warn)?))
+}
+
 /// `refrain job run` of an evaluation.
 pub(super) fn run(context: &Context, job: &Job, runner: &Runner<'_>) -> Result<()> {
     let planned: EvalSettings = job.settings(EVAL)?;
@@ -148,9 +169,22 @@ pub(super) fn run(context: &Context, job: &Job, runner: &Runner<'_>) -> Result<(
     job.manifest().check_settings(EVAL, &to_map(&own)?)?;
     let judge =
         planned.judge.as_ref().zip(planned.judge_model.as_ref()).map(|(url, model)| judge(url, model));
+    let judge = judge.filter(|_| is_graded(&planned.matrix));
     let folder = tempfile::tempdir().context("cannot create a folder for answers")?;
-    let mut work = EvalWork { context: &context, settings: &planned, variants, judge, engine: None, folder };
+    let settings = &planned;
+    let mut work = EvalWork { context: &context, settings, variants, judge, runner, engine: None, folder };
     runner.run(&context, job, &mut work)
+}
+
+/// What became of a sample.
+enum Answered {
+    Whole,
+    /// The work is to end before.
+    Interrupted,
+    /// An answer failed.
+    Failed(String),
+    /// All answers are there, and the judge has not graded one.
+    Ungraded(String),
 }
 
 /// Answers samples, each shard in a folder of its own.
@@ -158,7 +192,9 @@ struct EvalWork<'a> {
     context: &'a Context,
     settings: &'a EvalSettings,
     variants: Vec<Variant>,
+    /// The judge, where a task asks one.
     judge: Option<Judge>,
+    runner: &'a Runner<'a>,
     /// The model that answered last.
     engine: Option<(String, Context, Engine)>,
     folder: TempDir,
@@ -178,10 +214,17 @@ impl EvalWork<'_> {
             let engine = context.memory_engine()?;
             let found = hex::encode(&engine.fingerprint());
             if self.settings.models.get(name) != Some(&found) {
-                // A hint of its own would not come through the job's error.
-                return Err(Fail::new(format!(
+                return Err(JobError::OtherMachine(format!(
                     "{} here is not the model that the job was planned with: fetch that one, or give its place with --model",
                     context.global.model
+                ))
+                .into());
+            }
+            let stable = layers_text(engine.stable_layers().map(|layers| layers.range()));
+            if let Some(planned) = self.settings.stable_layers.get(name).filter(|planned| **planned != stable)
+            {
+                return Err(JobError::OtherMachine(format!(
+                    "stable layers of SamKV on {name} are {planned} in the job and {stable} here: give the planner's calibration with --calibration"
                 ))
                 .into());
             }
@@ -193,18 +236,39 @@ impl EvalWork<'_> {
         }
     }
 
-    /// Answers a sample by all its variants that have not answered it. Gives the error of an answer that failed; none if the work is to
-    /// end before.
-    fn answer(&mut self, item: &EvalItem, control: &Control<'_>) -> Result<Option<Option<String>>> {
+    /// Waits until the judge replies, if there is one: for as long as the runner's patience says, or until it is to stop.
+    fn wait_for_judge(&self) -> Result<(), Undone> {
+        let Some(judge) = &self.judge else { return Ok(()) };
+        let (is_stopped, mut is_told) = (|| self.runner.stop.load(Relaxed), false);
+        let replies = repeat(self.runner.options.patience, || {
+            judge.check().map_err(|error| match error {
+                refrain_eval::Error::Judge { passing: true, .. } if !is_stopped() => {
+                    if !std::mem::replace(&mut is_told, true) {
+                        self.context.console.warn(&format!("waiting for the judge: {error}"));
+                    }
+                    Failed::Passing(error)
+                }
+                error => Failed::Lasting(error),
+            })
+        });
+        replies.map_err(|error| match is_stopped() {
+            true => Undone::Interrupted,
+            false => {
+                let advice = "check OPENAI_API_KEY, and the --judge and --judge-model of the plan";
+                Undone::Runner(format!("the judge does not reply: {error}; {advice}").into())
+            }
+        })
+    }
+
+    /// Answers a sample by all its variants that have not answered it.
+    fn answer(&mut self, item: &EvalItem, control: &Control<'_>) -> Result<Answered> {
         let folder = self.folder.path().to_owned();
         let (settings, (first, end)) = (self.settings, item.variants);
         self.open(&item.model)?;
-        let Some((name, context, engine)) = &self.engine else { return Ok(None) };
+        let Some((name, context, engine)) = &self.engine else { return Ok(Answered::Interrupted) };
         let variants = self.variants.get(first..end).unwrap_or_default();
         let jobs = std::slice::from_ref(&item.task);
-        let mut about = about(context, &settings.matrix, variants, engine, jobs)?;
-        about.models.iter_mut().for_each(|model| name.clone_into(&mut model.name));
-        let mut run = Run::open(&folder, about)?;
+        let mut run = Run::open(&folder, about(context, name, &settings.matrix, variants, engine, jobs)?)?;
         let model = TaskModel::of(name, engine);
         let encode = |text: &str| model.encode(text).unwrap_or_default();
         let scorer =
@@ -216,14 +280,17 @@ impl EvalWork<'_> {
             !control.is_over()
         })?;
         if !is_whole {
-            return Ok(None);
+            return Ok(Answered::Interrupted);
         }
-        let error = if failed > 0 {
-            read(&folder)?.1.into_iter().rev().find_map(|record| record.failure())
-        } else {
-            None
-        };
-        Ok(Some(error))
+        if failed == 0 {
+            return Ok(Answered::Whole);
+        }
+        // Records of earlier samples and tries stand before.
+        let records = read(&folder)?.1.into_iter().rev();
+        let failed: Vec<Record> = records.filter(|record| record.failure().is_some()).take(failed).collect();
+        let error = failed.iter().find_map(|record| record.error.clone());
+        let ungraded = || failed.iter().find_map(Record::failure).unwrap_or_default();
+        Ok(error.map_or_else(|| Answered::Ungraded(ungraded()), Answered::Failed))
     }
 }
 
@@ -237,15 +304,21 @@ impl Work for EvalWork<'_> {
 
     fn begin(&mut self) -> Result<(), Undone> {
         self.folder = tempfile::tempdir()?;
-        Ok(())
+        // Answers are made once the judge replies, which grades them.
+        self.wait_for_judge()
     }
 
     fn item(&mut self, item: &Item<EvalItem>, control: &Control<'_>) -> Result<(), Undone> {
         match self.answer(&item.body, control) {
-            Ok(Some(None)) => Ok(()),
-            Ok(Some(Some(error))) => Err(Undone::Item(error)),
-            Ok(None) => Err(Undone::Interrupted),
-            Err(error) => Err(Undone::Runner(error.into())),
+            Ok(Answered::Whole) => Ok(()),
+            Ok(Answered::Interrupted) => Err(Undone::Interrupted),
+            Ok(Answered::Failed(error)) => Err(Undone::Item(error)),
+            // A judge that replies now is asked for the grades again, and the answer is at fault if it fails then.
+            Ok(Answered::Ungraded(error)) => self.wait_for_judge().and(Err(Undone::Item(error))),
+            Err(error) => Err(Undone::Runner(match error.downcast::<JobError>() {
+                Ok(error) => error.into(),
+                Err(error) => error.into(),
+            })),
         }
     }
 
@@ -279,7 +352,9 @@ pub(super) fn results(context: &Context, args: &args::JobResults) -> Result<()> 
     if parts.is_empty() {
         return Err(Fail::new("no shard has an answer yet").hint("`refrain job run` makes some").into());
     }
-    merge(&args.out, parts)?;
+    for change in merge(&args.out, parts)? {
+        warn(&change);
+    }
     let failed = job.failed()?.len();
     if context.json {
         let run = json_path(&args.out);

@@ -15,7 +15,7 @@ use super::settings::IngestSettings;
 use crate::args;
 use crate::documents::each_document;
 use crate::methods;
-use crate::output::warn;
+use crate::output::{Exit, SOME_FAILED, warn};
 use crate::settings::Context;
 
 /// `refrain job plan ingest`
@@ -34,7 +34,9 @@ pub(super) fn plan(context: &Context, args: &args::PlanIngest) -> Result<()> {
         Ok(())
     })?;
     let planned = plan.finish(INGEST, to_map(&settings)?)?;
-    tell(context, &args.job, &planned, &failures, duplicates)
+    tell(context, &args.job, &planned, &failures, duplicates)?;
+    // The status tells of failures where nobody reads the output, too.
+    if failures.is_empty() { Ok(()) } else { Err(Exit(SOME_FAILED).into()) }
 }
 
 /// Tokens of a document. One that cannot be tokenised is listed as failed when it is its turn.

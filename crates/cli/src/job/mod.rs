@@ -11,10 +11,10 @@ mod status;
 use anyhow::Result;
 
 use self::kind::{EVAL, INGEST};
-use self::planned::open;
+use self::planned::open_patiently;
 use self::runner::Runner;
 use crate::args::{Job as Command, JobPlan, JobRun};
-use crate::output::{Fail, one_line};
+use crate::output::{Fail, LASTING, one_line};
 use crate::settings::Context;
 
 /// `refrain job`
@@ -30,11 +30,18 @@ pub(crate) fn run(context: &Context, command: &Command) -> Result<()> {
 
 /// `refrain job run`
 fn run_shards(context: &Context, args: &JobRun) -> Result<()> {
-    let job = open(context, &args.job)?;
     let runner = Runner::new(args)?;
-    match job.manifest().kind.as_str() {
+    let ended = open_patiently(context, &runner).and_then(|job| match job.manifest().kind.as_str() {
         INGEST => ingest::run(context, &job, &runner),
         EVAL => eval::run(context, &job, &runner),
-        kind => Err(Fail::new(format!("this program does no jobs of the kind {}", one_line(kind))).into()),
-    }
+        kind => {
+            let fail = Fail::new(format!("this program does no jobs of the kind {}", one_line(kind)));
+            Err(fail.status(LASTING).into())
+        }
+    });
+    // The status tells launchers that another start would end in the same way.
+    ended.map_err(|error| match error.downcast_ref::<refrain_jobs::Error>() {
+        Some(lasting) if lasting.is_lasting() => Fail::new(lasting.to_string()).status(LASTING).into(),
+        _ => error,
+    })
 }

@@ -12,7 +12,9 @@ use serde_json::json;
 use super::kind::nouns;
 use crate::args;
 use crate::machine::host_name;
-use crate::output::{Exit, Fail, SOME_FAILED, STOPPED, count, number, one_line, print, print_json, seconds};
+use crate::output::{
+    Exit, Fail, LASTING, SOME_FAILED, STOPPED, count, number, one_line, print, print_json, seconds,
+};
 use crate::settings::Context;
 use crate::signals::stop_flag;
 
@@ -21,9 +23,10 @@ const MOST_SHOWN: usize = 20;
 
 /// How a runner works, and when it is to stop.
 pub(super) struct Runner<'a> {
-    url: &'a str,
+    pub(super) url: &'a str,
     pub(super) options: RunOptions,
-    stop: Arc<AtomicBool>,
+    /// Set when the runner is to stop.
+    pub(super) stop: Arc<AtomicBool>,
 }
 
 /// The index that a launcher gives: a Kubernetes Indexed Job or a Slurm array.
@@ -83,6 +86,7 @@ impl Runner<'_> {
                 count(report.broken.len(), "shard")
             ))
             .hint("give another --job, and plan the same again")
+            .status(LASTING)
             .into()),
         }
     }

@@ -11,7 +11,7 @@ use super::kind::nouns;
 use super::planned::open;
 use super::runner::{failed, failures};
 use crate::args;
-use crate::output::{age, count, number, one_line, percent, print, print_json};
+use crate::output::{age, count, number, one_line, percent, print, print_json, warn};
 use crate::settings::Context;
 use crate::table::Table;
 
@@ -22,7 +22,14 @@ const PAUSE: Duration = Duration::from_secs(2);
 pub(super) fn run(context: &Context, args: &args::JobStatus) -> Result<()> {
     let job = open(context, &args.job)?;
     loop {
-        let status = job.status()?;
+        let status = match job.status() {
+            Err(error) if args.watch && job.is_down() => {
+                warn(&format!("waiting for the object store of the job: {error}"));
+                sleep(PAUSE);
+                continue;
+            }
+            status => status?,
+        };
         if context.json {
             let mut value = json!(status);
             value["job"] = json!(args.job.url);

@@ -149,3 +149,13 @@ fn options_that_do_not_go_together_are_refused() {
     serve(&["--clients", "1,0"]).failed(2, &["--clients", "1.."]);
     serve(&["--scenario", "anything"]).failed(2, &["multi-turn", "extractive"]);
 }
+
+/// The chunks of the prompt are stored before a policy is measured.
+#[test]
+fn decoding_is_measured_over_chunks_that_are_stored() {
+    let home = Home::new();
+    let words = ["bench", "decode", "--model", TINY, "--method", "pie", "--policies", "full", "--runs", "1"];
+    let more = ["--prompt", "200", "--tokens", "8", "--short", "4", "--chunk-tokens", "64"];
+    let told = home.json(&[&words[..], &more].concat());
+    assert_eq!(told["results"][0]["prefilled_chunks"], 0, "{told}");
+}

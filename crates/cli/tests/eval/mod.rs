@@ -87,9 +87,16 @@ fn a_run_tells_the_prefix_of_its_chunks_and_keeps_to_its_calibration() {
     let about: Value =
         serde_json::from_str(&std::fs::read_to_string(out.join("about.json")).unwrap()).unwrap();
     assert_eq!(about["settings"]["prefix of a chunk"], "none where a method names none", "{about}");
-    assert_eq!(about["settings"]["stable layers of SamKV"], "built in");
+    assert_eq!(about["settings"][format!("stable layers of SamKV on {TINY}")], "built in");
     let methods = about["methods"].to_string();
     assert!(methods.contains("sam_kv:block=16,prefix=averaged"), "{methods}");
+    // Names of methods are cut at commas, and at the sign between method and policy.
+    let text = home.write("a,b+c.txt", "Bolts lie in boxes.");
+    let (prefix, other) = (format!("text:{}", text.display()), home.path("other"));
+    let behind = ["--methods", "pie", "--prefix", &prefix, "--out", other.to_str().unwrap()];
+    home.run(&[&words[..], &behind].concat()).good();
+    let results = std::fs::read_to_string(other.join("results.jsonl")).unwrap();
+    assert!(results.contains("/a%2Cb%2Bc.txt\""), "{results}");
 }
 
 #[test]

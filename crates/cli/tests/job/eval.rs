@@ -79,7 +79,7 @@ fn another_model_under_the_same_name_is_refused() {
     home.run(&[&["job", "plan", "eval", "--model", TINY, "--job", &job], &words[..]].concat()).good();
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tiny/phi3");
     home.run(&["job", "run", "--job", &job, "--model", model])
-        .failed(1, &["not the model that the job was planned with", "--model"]);
+        .failed(4, &["not the model that the job was planned with", "--model"]);
     // The model may lie elsewhere.
     let elsewhere = home.path("elsewhere");
     std::fs::create_dir(&elsewhere).unwrap();
@@ -88,4 +88,99 @@ fn another_model_under_the_same_name_is_refused() {
         std::fs::copy(entry.path(), elsewhere.join(entry.file_name())).unwrap();
     }
     home.run(&["job", "run", "--job", &job, "--model", elsewhere.to_str().unwrap()]).good();
+}
+
+/// A judge that gives one reply a request, then ends; how many it gave.
+fn judge(replies: Vec<(u16, &'static str)>) -> (String, std::thread::JoinHandle<usize>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/v1", listener.local_addr().unwrap());
+    let serve = move || {
+        let replies = replies.into_iter().map(|(status, content)| {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = Vec::new();
+            // The request's body ends its JSON, and nothing before does.
+            while !request.ends_with(b"}") {
+                let mut part = [0; 1024];
+                let read = std::io::Read::read(&mut stream, &mut part).unwrap();
+                request.extend(&part[..read]);
+            }
+            let body = json!({ "choices": [{ "message": { "content": content } }] }).to_string();
+            let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close", body.len());
+            std::io::Write::write_all(&mut stream, format!("{head}\r\n\r\n{body}").as_bytes()).unwrap();
+        });
+        replies.count()
+    };
+    (url, std::thread::spawn(serve))
+}
+
+/// Answers that wait for their grades are no failures: the shard is given back, and a runner with a judge that replies does it.
+#[test]
+fn a_judge_that_refuses_ends_the_runner_and_lists_nothing() {
+    const GRADES: &str = "{\"Relevance\": 5, \"Accuracy\": 5, \"Coherence\": 5, \"Clarity\": 5, \
+                          \"Breadth and Depth\": 5, \"Reading Experience\": 5}";
+    let home = Home::new();
+    home.write("data/longwriter/longbench_write_en.jsonl", "{\"prompt\": \"Write.\", \"length\": 4}\n");
+    home.write("data/longwriter/judge.txt", "Grade $RESPONSE$ to $INST$");
+    let asked_once = [(401, "wrong key")];
+    // Its first word is good, and then it grades neither of two answers.
+    let refused = [(200, "yes"), (401, ""), (401, ""), (401, "wrong key")];
+    let graded = [(200, "yes"), (200, GRADES), (200, GRADES)];
+    let (endpoint, replies) = judge([&asked_once[..], &refused, &graded].concat());
+    let (data, job) = (home.path("data"), url(&home, "job"));
+    let words = ["job", "plan", "eval", "--model", TINY, "--tasks", "longwriter/en", "--methods", "pie"];
+    let more = ["--data", data.to_str().unwrap(), "--max-tokens", "4", "--judge", &endpoint, "--job", &job];
+    home.run(&[&words[..], &more].concat()).good();
+    let run = || home.run(&["job", "run", "--job", &job]);
+    run().failed(1, &["the judge does not reply", "401", "OPENAI_API_KEY"]);
+    run().failed(1, &["/v1/chat/completions", "401"]);
+    for folder in ["claims", "failed", "done"] {
+        assert!(names(&home.path(&format!("job/{folder}")), "").is_empty(), "{folder}");
+    }
+    run().good();
+    assert_eq!(replies.join().unwrap(), 8);
+    let results = home.json(&["job", "results", "--job", &job, "--out", home.path("run").to_str().unwrap()]);
+    assert_eq!((&results["answers"], &results["failed"]), (&json!(2), &json!(0)));
+}
+
+/// Each model has a calibration of its own, which runners share.
+#[test]
+fn two_models_of_which_one_is_calibrated_are_one_run() {
+    const OTHER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tiny/phi3");
+    let home = Home::new();
+    let (out, many) = (home.path("one"), home.path("many"));
+    let both = format!("{TINY},{OTHER}");
+    let asked = ["--on", &both, "--tasks", "needle", "--lengths", "380", "--limit", "1"];
+    let more = ["--max-tokens", "2", "--methods", "sam_kv:block=16", "--chunk-tokens", "64"];
+    let words = [&asked[..], &more].concat();
+    // The manifest of a job names the fingerprint that a calibration is of.
+    let plan = |job: &str| home.run(&[&["job", "plan", "eval", "--job", job], &words[..]].concat()).good();
+    plan(&url(&home, "before"));
+    let manifest = std::fs::read(home.path("before/manifest.json")).unwrap();
+    let manifest: Value = serde_json::from_slice(&manifest).unwrap();
+    let fingerprint = &manifest["settings"]["models"][TINY].as_str().unwrap()[..16];
+    let calibration = format!(
+        "model = 'tiny'\nfingerprint = '{fingerprint}'\nlayers = 2\nfirst_stable_layer = 1\n\
+         last_stable_layer = 2\ndocuments = 1\nagreement = [0.5]\n"
+    );
+    home.write(&format!("data/refrain/calibration/{fingerprint}.toml"), calibration);
+    home.run(&[&["eval", "run", "--out", out.to_str().unwrap()], &words[..]].concat()).good();
+    let settings = |folder: &Path| {
+        let about = std::fs::read_to_string(folder.join("about.json")).unwrap();
+        serde_json::from_str::<Value>(&about).unwrap()["settings"].clone()
+    };
+    let layers = |folder: &Path, model: &str| {
+        let layers = settings(folder)[format!("stable layers of SamKV on {model}")].clone();
+        layers.as_str().unwrap().to_owned()
+    };
+    assert_eq!(layers(&out, OTHER), "built in");
+    assert_eq!(layers(&out, TINY), "1 to 2");
+
+    let job = url(&home, "job");
+    plan(&job);
+    let run = ["job", "run", "--job", &job];
+    let elsewhere = Ran::of(home.command(&run).env("XDG_DATA_HOME", home.path("other")).output().unwrap());
+    elsewhere.failed(4, &["stable layers of SamKV on", "in the job and built in here", "--calibration"]);
+    home.run(&run).good();
+    home.run(&["job", "results", "--job", &job, "--out", many.to_str().unwrap()]).good();
+    assert_eq!(settings(&many), settings(&out));
 }

@@ -135,21 +135,53 @@ fn what_does_not_fit_a_job_is_told() {
     ingest(&other).failed(1, &["kv f16, not f32", "other items", "--job"]);
     let run = |more: &[&str]| home.run(&[&["job", "run", "--job", &job], more].concat());
     run(&["--chunk-tokens", "99", "--compute", "f32"])
-        .failed(1, &["chunk tokens 32, not 99", "compute auto, not f32"]);
+        .failed(4, &["chunk tokens 32, not 99", "compute auto, not f32"]);
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tiny/phi3");
-    run(&["--model", model]).failed(1, &["fingerprint"]);
+    run(&["--model", model]).failed(4, &["fingerprint"]);
     run(&["--strict-numerics", "--ubatch-size", "16"])
-        .failed(1, &["strict numerics false, not true", "ubatch size 2048, not 16"]);
-    run(&["--credential", "secret"]).failed(1, &["namespace none, not"]);
+        .failed(4, &["strict numerics false, not true", "ubatch size 2048, not 16"]);
+    run(&["--credential", "secret"]).failed(4, &["namespace none, not"]);
     run(&["--claim-timeout", "25h"]).failed(2, &["1s to 24h"]);
     home.run(&["job", "results", "--job", &job, "--out", "x"])
         .failed(1, &[&format!("{job} is a job of ingest and has no answers")]);
     let manifest = home.path("job/manifest.json");
     let text = std::fs::read_to_string(&manifest).unwrap();
     std::fs::write(&manifest, text.replace("\"version\": \"", "\"version\": \"9.")).unwrap();
-    run(&[]).failed(1, &["version 9."]);
+    run(&[]).failed(4, &["version 9."]);
     std::fs::write(&manifest, &text[..100]).unwrap();
-    run(&[]).failed(1, &["manifest.json of the job is broken"]);
+    run(&[]).failed(4, &["manifest.json of the job is broken"]);
+}
+
+#[test]
+fn a_shard_that_is_gone_ends_runners_for_good() {
+    let home = Home::new();
+    let file = passages(&home, 2);
+    plan(&home, &file, "1", &[]);
+    let shards = home.path("job/shards");
+    let gone = names(&shards, ".jsonl").into_iter().next().unwrap();
+    std::fs::remove_file(shards.join(gone)).unwrap();
+    home.run(&["job", "run", "--job", &url(&home, "job")])
+        .failed(4, &["1 shard cannot be read", "another --job"]);
+    assert_eq!(names(&home.path("job/done"), "").len(), 1, "the other one is done");
+}
+
+#[test]
+fn files_that_cannot_be_planned_are_told_by_the_exit_status() {
+    let home = Home::new();
+    home.write("docs/good.txt", "A chain is waxed in a pot.");
+    home.write("docs/bad.pdf", "%PDF-1.7 and nothing else");
+    let (docs, job, remote) = (home.path("docs"), url(&home, "job"), url(&home, "library"));
+    let words =
+        ["job", "plan", "ingest", docs.to_str().unwrap(), "--job", &job, "--remote", &remote, "--json"];
+    for is_new in [true, false] {
+        let ran = home.run(&[&words, &SETTINGS[..]].concat());
+        assert_eq!(ran.code, 3, "{}{}", ran.out, ran.err);
+        let planned: Value = serde_json::from_str(&ran.out).unwrap();
+        assert_eq!((&planned["new"], &planned["items"]), (&json!(is_new), &json!(1)));
+        let failed = planned["failures"][0]["path"].as_str().unwrap();
+        assert!(failed.ends_with("bad.pdf"), "{planned}");
+    }
+    home.run(&["job", "run", "--job", &job]).good();
 }
 
 #[test]

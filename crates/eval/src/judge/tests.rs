@@ -103,7 +103,9 @@ fn a_busy_endpoint_is_asked_again() {
 #[test]
 fn an_endpoint_that_stays_busy_is_given_up() {
     let (url, server) = server((0..4).map(|i| (503, format!("down {i}"))).collect());
-    let error = judge(&url, None).ask("p", &ASKING).unwrap_err().to_string();
+    let error = judge(&url, None).ask("p", &ASKING).unwrap_err();
+    assert!(matches!(error, Error::Judge { passing: true, .. }), "{error:?}");
+    let error = error.to_string();
     assert!(error.contains(&url) && error.contains("503") && error.contains("down 3"), "{error}");
     assert_eq!(server.join().unwrap().len(), 4);
 }
@@ -113,6 +115,7 @@ fn a_refusal_is_final_and_does_not_show_the_key() {
     let (url, server) = server(vec![(401, format!("Wrong key sk-secret. {}", "long ".repeat(1000)))]);
     let judge = judge(&url, Some("sk-secret"));
     let error = judge.ask("p", &ASKING).unwrap_err();
+    assert!(matches!(error, Error::Judge { passing: false, .. }), "{error:?}");
     for text in [error.to_string(), format!("{error:?}"), format!("{judge:?}")] {
         assert!(!text.contains("secret"), "{text}");
         assert!(text.contains("/v1/chat/completions") && text.len() < 500, "{text}");

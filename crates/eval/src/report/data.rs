@@ -206,7 +206,10 @@ impl<'a> Data<'a> {
             Aggregate::Median(of) => bootstrap(own(&|record| of(record.cost.as_ref()?)), median),
             Aggregate::Against(of) => {
                 let against = |record: &Record, vanilla: &Record| {
-                    of(record.cost.as_ref()?, vanilla.cost.as_ref()?).filter(|ratio| ratio.is_finite())
+                    let cost = record.cost.as_ref()?;
+                    // Vanilla's record may be of another machine.
+                    let vanilla = cost.vanilla.or_else(|| Some(vanilla.cost.as_ref()?.into()))?;
+                    of(cost, &vanilla).filter(|ratio| ratio.is_finite())
                 };
                 let vanilla = self.vanilla()?;
                 let groups =

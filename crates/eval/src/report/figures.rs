@@ -1,5 +1,7 @@
 //! The papers' figures, of this run's records.
 
+use refrain::registry::{join, split};
+
 use super::data::Data;
 use super::measures::{HIT_RATE, HIT_RATE_40, KL, KV_SHARE, Measure, RELATIVE, TPOT_SPEEDUP, TTFT_SPEEDUP};
 use super::scores::SCORE;
@@ -37,9 +39,8 @@ fn short_name(data: &Data<'_>, variant: usize) -> String {
     }
     let names: Vec<String> =
         data.variants.iter().map(VariantName::name).filter(|other| base(other) == base(&name)).collect();
-    let has = |other: &String, word: &str| other.split([':', ',']).skip(1).any(|own| own == word);
-    let own = name.split([':', ',']).skip(1).filter(|word| !names.iter().all(|other| has(other, word)));
-    refrain::registry::join(&base(&name), own.map(str::to_owned))
+    let own = split(&name).1.filter(|own| !names.iter().all(|other| split(other).1.any(|has| has == *own)));
+    join(&base(&name), own.map(|(key, value)| format!("{key}={value}")))
 }
 
 /// A panel for every model.

@@ -1,7 +1,7 @@
 //! Measures of fidelity and cost.
 
 use super::table::Unit;
-use crate::{Cost, Fidelity};
+use crate::{Cost, Fidelity, VanillaCost};
 
 /// A quantity of a record.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +24,7 @@ pub(super) enum Aggregate {
     /// The median over samples.
     Median(fn(&Cost) -> Option<f64>),
     /// The median over samples, each against vanilla's cost of that sample.
-    Against(fn(&Cost, &Cost) -> Option<f64>),
+    Against(fn(&Cost, &VanillaCost) -> Option<f64>),
     /// The mean of task scores over vanilla's.
     Relative,
     /// The share of vanilla's wholly right answers that the variant gets wholly right too.

@@ -320,6 +320,10 @@ impl Choice<'_> {
                 "the cheapest that these samples cannot tell from Vanilla by score is {}",
                 self.priced(*variant)
             ),
+            None if scores.iter().any(|(variant, _)| near(*variant)) => {
+                "no time was measured of those that these samples cannot tell from Vanilla by score"
+                    .to_owned()
+            }
             None => "all score below Vanilla by more than chance".to_owned(),
         };
         let uninformative =

@@ -175,8 +175,8 @@ impl ScoreColumn {
             return Column { title, sub: "words of context".to_owned() };
         }
         let title = format!("{task_name} {}", scores::title(&about.benchmark, name));
-        let met = met(data, model, *task);
-        let of = about.of.or((met < about.samples).then_some(about.samples));
+        let (met, asked) = (met(data, model, *task), about.samples_of(data.models[model]));
+        let of = about.of.or((met < asked).then_some(asked));
         let of = of.map_or(String::new(), |of| format!(" of {of}"));
         let uninformative = data.uninformative(model, *task).map_or("", |_| " · says nothing †");
         Column { title: title.trim_end().to_owned(), sub: format!("{met}{of}{uninformative}") }
@@ -232,9 +232,10 @@ pub(super) fn notes(data: &Data<'_>, model: usize, tasks: &[usize]) -> Vec<Strin
         }
     }
     notes.extend(tasks.iter().filter_map(|task| room_of_answers(data, model, *task)));
-    let fewer = |task: &&usize| met(data, model, **task) < data.tasks[**task].samples;
-    if tasks.iter().any(|task| fewer(&task)) {
-        let asked = distinct(tasks.iter().filter(fewer).map(|task| data.tasks[*task].samples.to_string()));
+    let asked = |task: usize| data.tasks[task].samples_of(data.models[model]);
+    let fewer = tasks.iter().filter(|task| met(data, model, **task) < asked(**task));
+    let asked = distinct(fewer.map(|task| asked(*task).to_string()));
+    if !asked.is_empty() {
         notes.push(format!(
             "The run was stopped early: {} samples of a task were asked for.",
             asked.join(" or ")

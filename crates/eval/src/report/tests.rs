@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::table::{Block, Section, Table};
 use super::*;
-use crate::{Cost, Fidelity, MachineInfo, ModelInfo, TaskInfo};
+use crate::{Cost, Fidelity, MachineInfo, ModelInfo, TaskInfo, VanillaCost};
 
 const MODELS: [&str; 2] = ["tiny", "<script>alert('m')</script>"];
 const METHODS: [&str; 5] = ["vanilla", "full_reuse", "cache-blend", "a3:ratio=0.15", "a3:ratio=0.5"];
@@ -618,4 +618,71 @@ fn the_run_has_its_settings_and_tasks() {
         (row.label.as_str(), cells),
         ("longbench/hotpotqa", vec!["", "6 of 200", "hotpotqa is a <b>subset</b>", "0123456789ab"])
     );
+}
+
+#[test]
+fn prefixes_of_two_texts_are_two_variants() {
+    let prefixes = ["a3:prefix=text:/m/a.txt", "a3:prefix=text:/m/b.txt"];
+    let mut records = Vec::new();
+    for (method, score) in [("vanilla", 1.0), (prefixes[0], 0.5), (prefixes[1], 0.25)] {
+        let one = |sample| scored("rag", "x", [method, "full"], sample, &[("score", score)]);
+        records.extend((0..9).map(one));
+    }
+    let sections = all_sections(&records);
+    let summary = titled(&sections, "All tasks: tiny").unwrap();
+    let scores = ["a", "b"]
+        .map(|text| cell(summary, &format!("A3 (prefix=text:/m/{text}.txt)"), "Score, share").value.as_str());
+    assert_eq!(scores, ["50.0 %", "25.0 %"]);
+}
+
+#[test]
+fn advice_without_a_time_says_so() {
+    let mut records = Vec::new();
+    for sample in 0..10 {
+        for method in ["vanilla", "a3", "pie"] {
+            let score = if method == "pie" { 0.1 } else { 0.5 + 0.01 * sample as f64 };
+            records.push(scored("rag", "x", [method, "full"], sample, &[("score", score)]));
+        }
+    }
+    let untimed = records.iter_mut().filter(|record| record.method == "a3");
+    untimed.for_each(|record| record.cost.as_mut().unwrap().prefilled_chunks = 1);
+    let sections = all_sections(&records);
+    let advice = fusion_advice(&sections).unwrap();
+    assert!(advice.contains("A3 has the best score") && advice.contains("no time was measured"), "{advice}");
+    records.retain(|record| record.method != "a3");
+    let sections = all_sections(&records);
+    let advice = fusion_advice(&sections).unwrap();
+    assert!(advice.contains("all score below Vanilla by more than chance"), "{advice}");
+}
+
+#[test]
+fn a_model_with_fewer_samples_than_another_is_not_stopped_early() {
+    let (mut about, mut records) = run();
+    about.tasks.retain(|task| task.task == "hotpotqa");
+    records.retain(|record| {
+        record.task == "hotpotqa" && (record.model == MODELS[0] || record.sample.as_str() < "4")
+    });
+    let notes = |about: &RunInfo| {
+        let sections = sections(&data::Data::new(about, &records));
+        titled(&sections, &format!("LongBench: {}", MODELS[1])).unwrap().notes.concat()
+    };
+    assert!(notes(&about).contains("stopped early: 6 samples"), "{}", notes(&about));
+    about.tasks[0].model_samples = [(MODELS[0].to_owned(), SAMPLES), (MODELS[1].to_owned(), 4)].into();
+    assert!(!notes(&about).contains("stopped early"), "{}", notes(&about));
+}
+
+#[test]
+fn a_method_of_another_machine_is_set_against_vanillas_time_there() {
+    let mut records = Vec::new();
+    for sample in 0..9 {
+        let vanilla = scored("rag", "x", ["vanilla", "full"], sample, &[("score", 0.5)]);
+        let mut slow = scored("rag", "x", ["a3", "full"], sample, &[("score", 0.5)]);
+        let cost = slow.cost.as_mut().unwrap();
+        cost.ttft = 10.0;
+        cost.vanilla = Some(VanillaCost { ttft: 40.0, ..VanillaCost::default() });
+        records.extend([vanilla, slow]);
+    }
+    let sections = all_sections(&records);
+    let speed_up = cell(titled(&sections, "All tasks: tiny").unwrap(), "A3", "TTFT");
+    assert_eq!(speed_up.value, "4.00×");
 }

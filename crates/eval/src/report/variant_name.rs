@@ -61,10 +61,7 @@ pub(super) fn base(name: &str) -> String {
 
 /// The value of an option that is given.
 pub(super) fn option<'a>(name: &'a str, option: &str) -> Option<&'a str> {
-    name.split(['+', ':', ','])
-        .filter_map(|word| word.split_once('='))
-        .find(|(key, _)| *key == option)
-        .map(|(_, value)| value)
+    name.split('+').flat_map(|part| split(part).1).find(|(key, _)| *key == option).map(|(_, value)| value)
 }
 
 /// The value of an option that is not given, of the first part that has it.
@@ -115,6 +112,11 @@ mod tests {
         assert_eq!(canonical(&METHODS, "a3:ratio=0.15,store_dtype=q4"), "a3:store_dtype=q4");
         assert_eq!(canonical(&METHODS, "a3:ratio=0.5,store_dtype=q4"), "a3:ratio=0.5,store_dtype=q4");
         assert_eq!(canonical(&METHODS, "a3:prefix=system,ratio=0.5"), "a3:ratio=0.5,prefix=system");
+        let text = "a3:prefix=text:/x/a.txt";
+        assert_eq!(
+            (canonical(&METHODS, text).as_str(), option(text, "prefix")),
+            (text, Some("text:/x/a.txt"))
+        );
         let name = canonical(&POLICIES, "morph_kv:capacity=64,fuse=sum,window=8");
         assert_eq!(name, "morph_kv:capacity=64,window=8");
         assert_eq!((option(&name, "window"), option(&name, "fuse")), (Some("8"), None));

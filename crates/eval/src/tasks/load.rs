@@ -138,6 +138,7 @@ impl TaskLoader<'_> {
             metric,
             scale,
             samples: samples.len(),
+            model_samples: [(self.model.name.to_owned(), samples.len())].into(),
             ..TaskInfo::default()
         };
         LoadedTask { about, scoring, first_line: false, temperature: 0.0, top_p: 1.0, samples }

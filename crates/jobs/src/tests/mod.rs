@@ -9,7 +9,7 @@ mod poison;
 mod run;
 mod status;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -29,6 +29,8 @@ enum Body {
     Good,
     /// Fails each time.
     Bad,
+    /// Fails each time, and leaves a part of its result.
+    Partial,
     Panics,
     /// Panics where it is asked whether it was done.
     PanicsEarly,
@@ -56,6 +58,8 @@ struct Notes {
     is_broken: bool,
     /// Ids of the items of the shard that were done.
     result: Vec<String>,
+    /// Ids of those that failed and left a part.
+    partial: BTreeSet<String>,
 }
 
 impl Work for Notes {
@@ -74,6 +78,7 @@ impl Work for Notes {
 
     fn begin(&mut self) -> Result<(), Undone> {
         self.result.clear();
+        self.partial.clear();
         Ok(())
     }
 
@@ -84,6 +89,10 @@ impl Work for Notes {
         control.check()?;
         match item.body {
             Body::Bad => return Err(Undone::Item("it is bad".to_owned())),
+            Body::Partial => {
+                self.partial.insert(item.id.clone());
+                return Err(Undone::Item("a part of it is bad".to_owned()));
+            }
             Body::Flaky if *tried == 1 => return Err(Undone::Item("not the first time".to_owned())),
             Body::Panics => panic!("of {}", item.id),
             Body::Kills => std::process::abort(),
@@ -113,7 +122,8 @@ impl Work for Notes {
     }
 
     fn finish(&mut self) -> Result<Value, Undone> {
-        Ok(json!(std::mem::take(&mut self.result)))
+        let partial = std::mem::take(&mut self.partial).into_iter();
+        Ok(json!(partial.chain(std::mem::take(&mut self.result)).collect::<Vec<_>>()))
     }
 }
 

@@ -124,3 +124,24 @@ fn a_runner_that_is_to_stop_does_not_wait_for_an_object_store() {
     assert!(error.unwrap_err().to_string().contains("memory:///job"));
     assert!(began.elapsed() < Duration::from_secs(20), "its patience is {:?}", options().patience);
 }
+
+#[test]
+fn a_job_waits_as_long_as_its_patience_says() {
+    let (slow, objects) = Hanging::new();
+    let mut all = items(1);
+    all[0].body = Body::Bad;
+    let job = planned(&objects, &all, 1);
+    run(&job, &mut Notes::default());
+    slow.hang(MINUTE);
+    let impatient = job.clone().with_patience(Duration::ZERO, &stop_flag(false));
+    assert!(impatient.failed().unwrap_err().to_string().contains("memory:///job"));
+    assert!(impatient.is_down());
+    let patient = job.with_patience(MINUTE, &stop_flag(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(300));
+            slow.hang(Duration::ZERO);
+        });
+        assert_eq!(patient.failed().unwrap().len(), 1);
+    });
+}

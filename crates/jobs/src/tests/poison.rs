@@ -39,17 +39,24 @@ fn an_id_that_begins_another_is_found_among_those_that_failed() {
     assert_eq!(job.failed_ids().unwrap(), ["a", "a-b"]);
 }
 
+/// The partial result of a failed item is lost with a runner that stops, so that the next runner tries the item once more.
 #[test]
-fn what_is_listed_is_not_tried_again() {
-    let mut all = items(3);
-    all[0].body = Body::Bad;
-    let job = planned(&in_memory(), &all, 3);
+fn what_is_listed_is_tried_once_more_by_the_next_runner() {
+    let mut all = items(4);
+    (all[0].body, all[1].body) = (Body::Partial, Body::Flaky);
+    let job = planned(&in_memory(), &all, 4);
     let stop = stop_flag(false);
-    job.run(&mut Notes::default(), &options(), &stop, |step| stop.store(step.weight == 20, Relaxed)).unwrap();
-    let mut second = Notes::default();
+    let once = RunOptions { tries: 1, ..options() };
+    job.run(&mut Notes::default(), &once, &stop, |step| stop.store(step.weight == 30, Relaxed)).unwrap();
+    assert_eq!(job.failed_ids().unwrap(), ["i000", "i001"]);
+    let mut second = Notes { tried: [("i001".to_owned(), 1)].into(), ..Notes::default() };
     assert!(run(&job, &mut second).complete);
-    assert!(!second.tried.contains_key("i000") && second.done.contains_key("i001"));
-    assert_eq!(in_results(&job), ["i001", "i002"]);
+    assert_eq!(["i000", "i001", "i002"].map(|id| second.tried[id]), [1, 2, 1]);
+    // One that is done now is listed no more.
+    assert_eq!(in_results(&job), ids(&all));
+    assert_eq!(job.failed_ids().unwrap(), ["i000"]);
+    let [(_, done)] = &job.results().unwrap()[..] else { panic!("there is one shard") };
+    assert_eq!((done.items, done.failed), (3, 1));
 }
 
 /// The claim of a runner that died while it was at an item.
@@ -73,6 +80,14 @@ fn an_item_at_which_runners_die_is_given_up() {
         assert_eq!(failed.len(), usize::from(is_given_up));
         if let Some(failed) = failed.first() {
             assert!(failed.id == "i001" && failed.reason.starts_with("3 runners ended"), "{failed:?}");
+            // The next runner leaves it alone, though its claim knows of no death.
+            for folder in ["done", "claims"] {
+                let left = names(&job, folder);
+                left.iter().for_each(|name| job.objects.delete(&format!("{folder}/{name}")).unwrap());
+            }
+            let mut next = Notes::default();
+            assert!(run(&job, &mut next).complete);
+            assert_eq!(next.tried.keys().collect::<Vec<_>>(), ["i000", "i002"]);
         }
     }
 }

@@ -238,6 +238,7 @@ fn mixed(compares: bool, rows: &[Row]) -> Table {
         "between tokens p50",
         "p99",
         "tokens/s",
+        "prompts from prefix cache",
         "memory",
         "of it prefix cache",
     ];
@@ -249,6 +250,7 @@ fn mixed(compares: bool, rows: &[Row]) -> Table {
         cells.extend(row.ttft.map(time));
         cells.extend([row.between_tokens[0], row.between_tokens[2]].map(time));
         cells.push(format!("{:.1}", row.tokens_per_second));
+        cells.push(share(row.prefix_share));
         cells.push(row.memory.map_or(String::new(), |memory| bytes(memory.process)));
         cells.push(row.memory.map_or(String::new(), |memory| bytes(memory.prefix_cache)));
         table.push(cells);

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use refrain::engine::Document;
 use serde_json::{Value, json};
@@ -43,6 +43,8 @@ pub(super) struct Traffic {
     pub(super) evict: String,
     pub(super) seed: u64,
     pub(super) drawn: AtomicU64,
+    /// Whether measurements share a server that runs already, whose prefix cache knows the requests of those before.
+    pub(super) shares_server: bool,
 }
 
 /// Cumulative shares of requests of `n` documents: by Zipf's law, with the exponent that gives the first `few` of
@@ -69,8 +71,8 @@ pub(super) fn shares(n: usize, few: f64, hot: f64) -> Vec<f64> {
 }
 
 /// A question that nobody has asked before, as those of people are: the prefix cache would know the answers to all of a short list.
-fn numbered(index: usize, question: &str) -> String {
-    format!("({}) {question}", index + 1)
+fn numbered(number: u64, question: &str) -> String {
+    format!("({number}) {question}")
 }
 
 impl Traffic {
@@ -119,15 +121,16 @@ impl Traffic {
     }
 
     /// A request that stands alone, the next of the sequence.
-    fn single(&self, target: &Target, method: &str, key: usize, index: usize) -> Request {
+    fn single(&self, target: &Target, method: &str, key: usize, (index, first): (usize, u64)) -> Request {
         let kind = self.random();
         if kind < self.ingest {
             return self.new_document(method, key, index);
         }
         let question = &self.questions[index % self.questions.len()];
+        let number = first + index as u64;
         let question = match self.scenario {
-            Scenario::Extractive => numbered(index, &format!("{QUOTE} {question}")),
-            Scenario::Mixed | Scenario::MultiTurn => numbered(index, question),
+            Scenario::Extractive => numbered(number, &format!("{QUOTE} {question}")),
+            Scenario::Mixed | Scenario::MultiTurn => numbered(number, question),
         };
         let messages = [json!({ "role": "user", "content": question })];
         let mut request = self.chat(target, method, key, &messages, &self.chosen());
@@ -156,11 +159,18 @@ impl Traffic {
 
     /// A conversation over the same documents. One that fails, or whose client leaves, ends there; the end of the time ends none, since those
     /// that are cut short would have fewer of the later turns.
-    fn converse(&self, target: &Target, method: &str, key: usize, index: usize) -> Vec<Outcome> {
+    fn converse(
+        &self,
+        target: &Target,
+        method: &str,
+        key: usize,
+        (index, first): (usize, u64),
+    ) -> Vec<Outcome> {
         let (chosen, mut messages, mut outcomes) = (self.chosen(), Vec::new(), Vec::new());
         for turn in 0..self.turns {
             let question = &self.questions[(index * self.turns + turn) % self.questions.len()];
-            let question = if turn == 0 { numbered(index, question) } else { question.clone() };
+            let question =
+                if turn == 0 { numbered(first + index as u64, question) } else { question.clone() };
             messages.push(json!({ "role": "user", "content": question }));
             let request = self.chat(target, method, key, &messages, &chosen);
             let outcome = target.client(key).send(&Request { later: turn > 0, ..request });
@@ -182,7 +192,7 @@ impl Traffic {
         clients: usize,
         time: Duration,
     ) -> Vec<Outcome> {
-        self.begin_again();
+        let first = self.begin_again();
         let outcomes = Mutex::new(Vec::new());
         let (until, next) = (Instant::now() + time, AtomicU64::new(0));
         thread::scope(|scope| {
@@ -190,11 +200,11 @@ impl Traffic {
                 let (outcomes, next, key) = (&outcomes, &next, client % target.keys.len());
                 scope.spawn(move || {
                     while Instant::now() < until {
-                        let index = next.fetch_add(1, Relaxed) as usize;
+                        let place = (next.fetch_add(1, Relaxed) as usize, first);
                         let some = match self.scenario {
-                            Scenario::MultiTurn => self.converse(target, method, key, index),
+                            Scenario::MultiTurn => self.converse(target, method, key, place),
                             Scenario::Mixed | Scenario::Extractive => {
-                                vec![target.client(key).send(&self.single(target, method, key, index))]
+                                vec![target.client(key).send(&self.single(target, method, key, place))]
                             }
                         };
                         outcomes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).extend(some);
@@ -205,20 +215,24 @@ impl Traffic {
         outcomes.into_inner().unwrap_or_default()
     }
 
-    /// Resets the random draws, so that every method gets equal requests.
-    fn begin_again(&self) {
-        self.drawn.store(self.seed, Relaxed);
+    /// Resets the random draws, so that every method gets equal requests, and gives the number of the first question. A server that has
+    /// answered before gets other draws and numbers, those of the clock's microseconds: it has computed the same requests already.
+    fn begin_again(&self) -> u64 {
+        let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros() as u64);
+        let used = if self.shares_server { now() } else { 0 };
+        self.drawn.store(self.seed.wrapping_add(used), Relaxed);
+        used.wrapping_add(1)
     }
 
     /// Outcomes of requests that arrive at random (Poisson) at `rate` a second, whether others are answered or not.
-    /// Requests, their order and their gaps, scaled by the rate, are equal each time.
+    /// Requests, their order and their gaps, scaled by the rate, are equal each time for servers that have just begun.
     pub(super) fn open(&self, target: &Target, method: &str, rate: f64, requests: usize) -> Vec<Outcome> {
-        self.begin_again();
+        let first = self.begin_again();
         let mut at = 0.0;
         let mut come = |index| {
             at += -(1.0 - self.random()).ln() / rate;
             let key = index % target.keys.len();
-            (Duration::from_secs_f64(at), self.single(target, method, key, index))
+            (Duration::from_secs_f64(at), self.single(target, method, key, (index, first)))
         };
         let come: Vec<(Duration, Request)> = (0..requests).map(&mut come).collect();
         let (outcomes, began) = (Mutex::new(Vec::new()), Instant::now());
@@ -238,6 +252,11 @@ impl Traffic {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::net::TcpListener;
+
+    use super::super::host::{Host, Variant};
     use super::*;
 
     #[test]
@@ -249,5 +268,66 @@ mod tests {
             assert!(shares.is_sorted() && (shares[n - 1] - 1.0).abs() < 1e-9);
         }
         assert_eq!(shares(1, FEW, HOT), [1.0]);
+    }
+
+    /// Bodies of the requests of two measurements of a server that runs already, or of two that have just begun, in order.
+    fn asked_twice(shares_server: bool) -> [Vec<String>; 2] {
+        const REQUESTS: usize = 3;
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let traffic = Traffic {
+            scenario: Scenario::Mixed,
+            documents: Vec::new(),
+            shares: Vec::new(),
+            questions: vec!["Which valve?".to_owned()],
+            per_request: 0..=0,
+            tokens: 4,
+            turns: 2,
+            leave: 0.0,
+            ingest: 0.0,
+            tools: 0.0,
+            evict: "full".to_owned(),
+            seed: 42,
+            drawn: AtomicU64::new(42),
+            shares_server,
+        };
+        let server = thread::spawn(move || {
+            let answer = |_| {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut reader = BufReader::new(stream.try_clone().unwrap());
+                let (mut head, mut length) = (String::new(), 0);
+                while head != "\r\n" {
+                    head.clear();
+                    assert!(reader.read_line(&mut head).unwrap() > 0, "it ended within the head");
+                    let head = head.to_lowercase();
+                    if let Some(bytes) = head.strip_prefix("content-length:") {
+                        length = bytes.trim().parse().unwrap();
+                    }
+                }
+                let mut body = vec![0; length];
+                reader.read_exact(&mut body).unwrap();
+                write!(stream, "HTTP/1.1 503 X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").unwrap();
+                String::from_utf8(body).unwrap()
+            };
+            (0..2 * REQUESTS).map(answer).collect::<Vec<String>>()
+        });
+        let target =
+            Host::Running { url, keys: Vec::new() }.serve(Variant::default(), &["pie"], &[]).unwrap();
+        for _ in 0..2 {
+            assert_eq!(traffic.open(&target, "pie", 1e6, REQUESTS).len(), REQUESTS);
+        }
+        let mut first = server.join().unwrap();
+        let mut second = first.split_off(REQUESTS);
+        first.sort_unstable();
+        second.sort_unstable();
+        [first, second]
+    }
+
+    #[test]
+    fn a_server_that_runs_already_is_asked_nothing_twice() {
+        let [first, second] = asked_twice(true);
+        assert!(first.iter().chain(&second).collect::<BTreeSet<_>>().len() == 6, "{first:?} {second:?}");
+        let [first, second] = asked_twice(false);
+        assert_eq!(first, second);
     }
 }

@@ -119,7 +119,8 @@ impl TaskLoader<'_> {
             let mut job = self.generated("qa", ruler::QA.scoring, samples, length, &name);
             if all > 0 {
                 let short = format!("{all} of {} samples hold all documents of {name}", job.samples.len());
-                self.note(&mut job, &format!("{short} and may be shorter"));
+                // The number depends on the tokenizer and on the limit, and a run goes on with others.
+                job.about.note_of_model(self.model.name, &format!("{short} and may be shorter"));
                 let mend = "a file of more documents gives longer ones";
                 notes
                     .warnings
@@ -166,7 +167,7 @@ impl TaskLoader<'_> {
         if self.fitting(length) < length {
             let fits =
                 format!("fitted to {} tokens, so that the chat template fits too", self.fitting(length));
-            job.about.model_notes.insert(self.model.name.to_owned(), fits);
+            job.about.note_of_model(self.model.name, &fits);
         }
         self.note_limit(&mut job);
         job

@@ -5,13 +5,19 @@ use std::path::PathBuf;
 use refrain::model::{ModelFiles, Tokenizer};
 
 use super::*;
+use crate::RunInfo;
 use crate::tasks::testing::folder_with;
 
 /// Tasks, and what is told beside them, of a matrix on a tiny model with this context.
 fn load_on(context: usize, matrix: &Matrix) -> Result<(Vec<LoadedTask>, LoadNotes)> {
+    load_as("tiny", context, matrix)
+}
+
+/// [`load_on`] of a model under another name.
+fn load_as(name: &str, context: usize, matrix: &Matrix) -> Result<(Vec<LoadedTask>, LoadNotes)> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
     let tokenizer = Tokenizer::open(&ModelFiles::open(path).unwrap()).unwrap();
-    load(matrix, &TaskModel { name: "tiny", tokenizer: &tokenizer, context, chunk_tokens: 64 })
+    load(matrix, &TaskModel { name, tokenizer: &tokenizer, context, chunk_tokens: 64 })
 }
 
 fn loaded(task: TaskSpec, context: usize) -> (Vec<LoadedTask>, Vec<String>) {
@@ -143,14 +149,26 @@ fn questions_that_hold_all_documents_are_told() {
     };
     let folder = folder_with("mine.jsonl", &(0..3).map(line).collect::<Vec<_>>());
     let spec = TaskSpec { file: Some(folder.path().join("mine.jsonl")), ..task("ruler/qa", &[400]) };
-    let (jobs, notes) = load_on(512, &Matrix { tasks: vec![spec], ..Matrix::default() }).unwrap();
-    assert!(
-        jobs[0].about.note.contains("3 of 3 samples hold all documents of mine.jsonl"),
-        "{}",
-        jobs[0].about.note
-    );
+    let (jobs, notes) = load_on(1024, &Matrix { tasks: vec![spec.clone()], ..Matrix::default() }).unwrap();
+    let told = "3 of 3 samples hold all documents of mine.jsonl and may be shorter";
+    assert_eq!(jobs[0].about.notes(Some("tiny")), format!("mine.jsonl; {told}"));
     let [warning] = &notes.warnings[..] else { panic!("{:?}", notes.warnings) };
     assert!(warning.starts_with("ruler/qa at 400: 3 of 3 samples hold all documents"), "{warning}");
+    // A run goes on with another limit, and with a model of another tokenizer.
+    let run = |name: &str, limit| {
+        let matrix = Matrix { tasks: vec![spec.clone()], limit, ..Matrix::default() };
+        let (jobs, _) = load_as(name, 1024, &matrix).unwrap();
+        RunInfo { tasks: vec![jobs[0].about.clone()], ..RunInfo::default() }
+    };
+    let (mut more, mut other) = (run("tiny", None), run("other", Some(1)));
+    more.continue_from(&run("tiny", Some(2))).unwrap();
+    other.continue_from(&more).unwrap();
+    let notes = ["tiny", "other"].map(|model| other.tasks[0].notes(Some(model)));
+    assert_eq!(
+        notes,
+        ["3 of 3", "1 of 1"].map(|all| format!("mine.jsonl; {all}{}", &told["3 of 3".len()..]))
+    );
+    assert_eq!(["tiny", "other"].map(|model| other.tasks[0].samples_of(model)), [3, 1]);
 }
 
 #[test]
