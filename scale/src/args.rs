@@ -180,7 +180,7 @@ pub(crate) struct Worker {
     /// Most bytes of chunks held in memory
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size, env = "REFRAIN_MEMORY")]
     pub(crate) memory: u64,
-    /// Most bytes of the store's folder
+    /// Most bytes of the store's folder: the least recently used chunks go, also where the disk is full earlier, and pinned ones stay
     #[arg(long, value_name = "SIZE", default_value = "32GiB", value_parser = parse_size, env = "REFRAIN_DISK")]
     pub(crate) disk: u64,
     /// Most bytes of each namespace in the store's folder, or of one: 2GiB,shared=20GiB [default: no bound of their own]
@@ -264,8 +264,9 @@ pub(crate) struct Worker {
     #[arg(long, value_name = "N", default_value_t = 256, env = "REFRAIN_MAX_QUEUED_REQUESTS")]
     pub(crate) max_queued_requests: usize,
     /// Most bytes of keys and values of all running sequences; on a GPU no more than are free there
-    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = parse_size, env = "REFRAIN_KV_CACHE_MEMORY_BYTES")]
-    pub(crate) kv_cache_memory_bytes: u64,
+    /// [default: 4GiB, or what weights and caches leave of the memory that this machine, or its container, has]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, env = "REFRAIN_KV_CACHE_MEMORY_BYTES")]
+    pub(crate) kv_cache_memory_bytes: Option<u64>,
     /// Most bytes of keys and values of answered prompts that are kept for prompts which begin alike (prefix caching); 0 keeps none
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size, env = "REFRAIN_PREFIX_CACHE_MEMORY_BYTES")]
     pub(crate) prefix_cache_memory_bytes: u64,

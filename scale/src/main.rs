@@ -21,6 +21,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use axum::http::HeaderValue;
 use clap::FromArgMatches as _;
+use refrain::store::raise_open_files;
 use refrain_server::{ApiKeys, Listener, Options, sign_tenant, stop_signal, tls};
 use tracing_subscriber::EnvFilter;
 
@@ -30,6 +31,7 @@ use crate::gateway::Gateway;
 use crate::static_list::StaticList;
 
 fn main() -> Result<()> {
+    raise_open_files();
     // Two providers are linked, and without a choice the first connection would panic.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let matches = args::command().get_matches();

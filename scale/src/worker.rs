@@ -170,7 +170,10 @@ fn options(args: &args::Worker) -> Result<Options> {
     options.limits.num_speculative_tokens = args.num_speculative_tokens;
     options.limits.max_num_seqs = args.max_num_seqs.max(1);
     options.limits.max_queued_requests = args.max_queued_requests.max(1);
-    options.limits.kv_cache_memory_bytes = bytes(args.kv_cache_memory_bytes);
+    if let Some(most) = args.kv_cache_memory_bytes {
+        options.limits.kv_cache_memory_bytes = bytes(most);
+        options.limits.kv_cache_memory_given = true;
+    }
     options.limits.max_tokens_per_request = args.max_tokens_per_request;
     options.limits.default_max_tokens = args.default_max_tokens.map(|tokens| tokens as usize);
     options.limits.request_timeout = args.request_timeout;

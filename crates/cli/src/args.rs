@@ -103,7 +103,7 @@ pub(crate) struct Global {
     #[arg(long, global = true, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size,
           hide_short_help = true)]
     pub(crate) memory: u64,
-    /// Most bytes of the store's folder: the least recently used chunks go, pinned ones stay
+    /// Most bytes of the store's folder: the least recently used chunks go, also where the disk is full earlier, and pinned ones stay
     #[arg(long, global = true, value_name = "SIZE", default_value = "32GiB", value_parser = parse_size,
           hide_short_help = true)]
     pub(crate) disk: u64,

@@ -36,7 +36,8 @@ Examples:
 Of a folder the files that end in .txt, .text, .md, .markdown, .html, .htm, .xhtml, .pdf, .docx, .jsonl or .ndjson are read. Others \
 are left out and counted; text among them is read where it is given by name.
 A chunk never crosses a document. Chunks that the store has are not computed again. A document is known by its title and text: an \
-edited file is another one, and searches find both until `refrain documents rm` removes the older. Files that cannot be read are told, and \
+edited file is another one, and so is a file that another version of Refrain reads otherwise; searches find both until \
+`refrain documents rm` removes the older. Files that cannot be read are told, and \
 the others are ingested: the exit status is 3 then, as it is where chunks are stored and the documents cannot be recorded for \
 searches.";
 

@@ -2,11 +2,13 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use refrain::Library;
 use refrain::corpus::{DocumentStore, StoredDocument};
+use refrain::documents::files;
 use refrain::engine::{Advance, Document, Engine, Ingest, IngestReport, Prompt, PromptChunk, rate};
 use serde_json::json;
 
@@ -29,9 +31,9 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
     let work = engine.start_ingest(&documents, &method.built)?;
     let (report, is_whole) = ingest_until_stopped(context, work, &interrupt.running())?;
     if !is_whole {
-        return stopped(context, &engine, &documents, &method, &report);
+        return stopped(context, &engine, (&documents, &args.paths), &method, &report);
     }
-    let kept = keep(context, &engine, &documents);
+    let kept = keep(context, &engine, &documents, &args.paths);
     let unpublished = kept.iter().flatten().filter(|document| document.published == Some(false)).count();
     if unpublished > 0 {
         output::warn(&format!(
@@ -66,12 +68,17 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
     }
 }
 
-/// Records documents, so that searches find them. Their chunks are of use without it, so that a failure is a warning.
-fn keep(context: &Context, engine: &Engine, documents: &[Document]) -> Option<Vec<StoredDocument>> {
+/// Records documents of files and folders, so that searches find them. Their chunks are of use without it, so that a failure is a warning.
+fn keep(
+    context: &Context,
+    engine: &Engine,
+    documents: &[Document],
+    paths: &[PathBuf],
+) -> Option<Vec<StoredDocument>> {
     let record = |store: Box<dyn DocumentStore>| {
         let (before, _) = store.local().list(&engine.settings().namespace, "", usize::MAX)?;
         let kept = Library::keep(engine, store, documents)?;
-        if let Some(said) = of_same_titles(&before, &kept) {
+        if let Some(said) = of_same_titles(&before, &kept, &file_names(paths)) {
             context.say(&said);
         }
         Ok(kept)
@@ -83,10 +90,22 @@ fn keep(context: &Context, engine: &Engine, documents: &[Document]) -> Option<Ve
     kept.inspect_err(warn).ok()
 }
 
-/// Names the documents of `before` that are none of `kept` and have the title of one: an edited file is another document beside them.
-fn of_same_titles(before: &[StoredDocument], kept: &[StoredDocument]) -> Option<String> {
+/// Names of files, and of those in folders, without their extensions: a document whose file has no title has this one.
+fn file_names(paths: &[PathBuf]) -> Vec<String> {
+    let files = paths.iter().flat_map(|path| files(path).found);
+    files.filter_map(|file| Some(file.file_stem()?.to_string_lossy().into_owned())).collect()
+}
+
+/// Names the documents of `before` that are none of `kept` and have the title of one, or one of the names: an edited file is another document beside
+/// them, and so is one that an earlier version of the program has read otherwise.
+fn of_same_titles(
+    before: &[StoredDocument],
+    kept: &[StoredDocument],
+    file_names: &[String],
+) -> Option<String> {
     let ids: HashSet<&str> = kept.iter().map(|document| document.id.as_str()).collect();
-    let titles: HashSet<&str> = kept.iter().map(|document| document.title.as_str()).collect();
+    let titles = kept.iter().map(|document| document.title.as_str());
+    let titles: HashSet<&str> = titles.chain(file_names.iter().map(String::as_str)).collect();
     let is_same = |document: &&StoredDocument| {
         titles.contains(document.title.as_str()) && !ids.contains(document.id.as_str())
     };
@@ -97,7 +116,7 @@ fn of_same_titles(before: &[StoredDocument], kept: &[StoredDocument]) -> Option<
         more => format!(" and {more} more"),
     };
     Some(one_line(&format!(
-        "searches also find the document {} with the same title, {:?}{more}: if its text is an older one, remove it with \
+        "searches also find the document {} of the same title or file name, {:?}{more}: if its text is an older one, remove it with \
          `refrain documents rm {}`",
         first.id, first.title, first.id
     )))
@@ -125,7 +144,7 @@ fn ingest_until_stopped(
 fn stopped(
     context: &Context,
     engine: &Engine,
-    documents: &[Document],
+    (documents, paths): (&[Document], &[PathBuf]),
     method: &Method,
     report: &IngestReport,
 ) -> Result<()> {
@@ -134,7 +153,7 @@ fn stopped(
     }
     let (whole, stored) = stored_documents(engine, documents, !method.built.statistics().is_empty())?;
     if !whole.is_empty() {
-        keep(context, engine, &whole);
+        keep(context, engine, &whole, paths);
     }
     let said = format!(
         "stopped; {stored} of {} are kept, and {} whole; the same command goes on there",
@@ -252,12 +271,31 @@ fn line(context: &Context, report: &IngestReport) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
+    use refrain::corpus::LocalDocuments;
     use refrain::engine::Settings;
     use refrain::store::Store;
 
     use super::*;
+
+    /// Earlier readers gave the document the name of its file as the title, and front matter as text.
+    #[test]
+    fn a_document_that_an_earlier_version_has_read_otherwise_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("vacation.md");
+        std::fs::write(&file, "---\ntitle: Vacation policy\n---\n\nTake it.").unwrap();
+        let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+        let engine = Engine::open(&model, Store::in_memory(1 << 20), Settings::default(), |_, _| ()).unwrap();
+        let keep = |title: &str, text: &str| {
+            let document = Document { title: title.to_owned(), text: text.to_owned() };
+            let store = Box::new(LocalDocuments::open(None, u64::MAX).unwrap());
+            Library::keep(&engine, store, &[document]).unwrap()
+        };
+        let earlier = keep("vacation", "---\ntitle: Vacation policy\n---\n\nTake it.");
+        let kept = keep("Vacation policy", "Take it.");
+        let said = of_same_titles(&earlier, &kept, &file_names(&[folder.path().to_owned()])).unwrap();
+        assert!(said.contains(&format!("`refrain documents rm {}`", earlier[0].id)), "{said}");
+        assert_eq!(of_same_titles(&earlier, &kept, &[]), None);
+    }
 
     /// The first document is longer than the model's context, so that it is of several pieces.
     #[test]

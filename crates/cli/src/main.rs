@@ -42,6 +42,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{ArgMatches, FromArgMatches};
 use refrain::engine::{DeviceFailure, keep_large_memory_apart};
+use refrain::store::raise_open_files;
 
 use crate::args::{Bench, Cli, Command, Eval};
 use crate::output::Fail;
@@ -49,6 +50,7 @@ use crate::settings::Context;
 
 fn main() -> ExitCode {
     keep_large_memory_apart();
+    raise_open_files();
     let given: Vec<OsString> = std::env::args_os().collect();
     let (json, result) = match parse(&given) {
         // Errors before the options are known go where the command line, or else the environment, says.

@@ -113,7 +113,10 @@ fn options(context: &Context, args: &args::Serve) -> Result<Options> {
     options.limits.max_num_seqs = args.max_num_seqs.max(1);
     options.limits.max_queued_requests = args.max_queued_requests.max(1);
     options.limits.request_timeout = args.request_timeout;
-    options.limits.kv_cache_memory_bytes = usize::try_from(args.kv_cache_memory_bytes).unwrap_or(usize::MAX);
+    if let Some(bytes) = args.kv_cache_memory_bytes {
+        options.limits.kv_cache_memory_bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        options.limits.kv_cache_memory_given = true;
+    }
     options.limits.max_tokens_per_request = args.max_tokens_per_request;
     options.limits.default_max_tokens = args.default_max_tokens.map(|tokens| tokens as usize);
     options.max_body = usize::try_from(args.max_body).unwrap_or(usize::MAX);

@@ -1,5 +1,6 @@
 //! The tenants' documents: stored, and searched by their chunks.
 
+use std::collections::HashSet;
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -38,9 +39,11 @@ impl Corpus {
     /// If a document cannot be read.
     pub fn open(engine: &Engine, documents: Box<dyn DocumentStore>) -> Result<Corpus> {
         let corpus = Corpus::unindexed(engine, documents)?;
-        for batch in corpus.documents().all()?.chunks(BATCH) {
+        let all = corpus.documents().all()?;
+        for batch in all.chunks(BATCH) {
             corpus.index_by(engine, batch)?;
         }
+        corpus.pin_anew(engine, &all)?;
         Ok(corpus)
     }
 
@@ -363,6 +366,28 @@ impl Corpus {
         Ok(())
     }
 
+    /// Pins the chunks that pinned documents have since they were cut anew, and unpins those that no pinned one has any more. `documents` are all, as
+    /// they were before.
+    fn pin_anew(&self, engine: &Engine, documents: &[(String, StoredDocument)]) -> Result<()> {
+        let pinned: Vec<_> = documents.iter().filter(|(_, stored)| stored.pinned).collect();
+        if pinned.iter().all(|(_, stored)| self.is_cut(stored)) {
+            return Ok(());
+        }
+        let (mut present, mut earlier) = (HashSet::new(), HashSet::new());
+        for (namespace, stored) in pinned {
+            present.extend(keys_of(engine, namespace, self.documents().chunks(namespace, &stored.id)?));
+            if !self.is_cut(stored) {
+                earlier.extend(self.documents().chunk_keys(namespace, &stored.id)?);
+            }
+        }
+        let dead: Vec<ChunkKey> = earlier.difference(&present).copied().collect();
+        let pinned = engine.store().pin(&present.into_iter().collect::<Vec<_>>(), true);
+        if let Err(error) = pinned.and(engine.store().pin(&dead, false)) {
+            tracing::error!(%error, "chunks of pinned documents that were cut anew cannot be pinned or unpinned");
+        }
+        Ok(())
+    }
+
     /// Deletes what is left of documents that are out of sight of all machines.
     fn finish_removals(&self, engine: &Engine) -> Result<()> {
         let unfinished = self.store.unfinished_removals()?;
@@ -532,6 +557,39 @@ mod tests {
         let removed = Change { unpinned, ..Change::new("", ids[2].clone(), ChangeKind::Removed) };
         corpus.apply(&engine, vec![removed]).unwrap();
         assert!(!is_pinned());
+    }
+
+    /// The dead chunk of one document is a present one of the other.
+    #[test]
+    fn a_pinned_document_that_is_cut_anew_has_its_new_chunks_pinned_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let (engine, document) = with_a_chunk(folder.path());
+        let other = Document { title: String::new(), text: "A bell is loose.".to_owned() };
+        engine.ingest(std::slice::from_ref(&other), |_| ()).unwrap();
+        let open = || LocalDocuments::open(Some(folder.path()), 1 << 20).unwrap();
+        let cut = |document: &Document| NewDocument::cut(&engine, document.clone(), false).unwrap();
+        let (new, others) = (cut(&document), cut(&other));
+        let keys = || -> BTreeSet<ChunkKey> {
+            let listed = engine.store().list(Scope::All).unwrap().chunks;
+            listed.into_iter().filter(|chunk| chunk.pinned).map(|chunk| chunk.key).collect()
+        };
+        let put = |document: &Document, chunks: &NewDocument, segmentation: &str| {
+            let (corpus, keys) = (corpus(open(), segmentation), chunks.keys.clone());
+            let (chunks, chunk_texts) = (chunks.chunks.clone(), chunks.chunk_texts.clone());
+            let new = NewDocument { document: document.clone(), chunks, chunk_texts, keys };
+            let id = corpus.put("", vec![new]).unwrap().remove(0).id;
+            corpus.set_pinned("", &id, true).unwrap();
+            corpus.pin_chunks(&engine, "", &id, true).unwrap();
+        };
+        // Another segmentation had cut it into the chunk that the other document has now.
+        put(&document, &others, "earlier");
+        assert_eq!(keys(), others.keys.iter().copied().collect());
+        drop(Corpus::open(&engine, Box::new(open())).unwrap());
+        assert_eq!(keys(), new.keys.iter().copied().collect());
+        put(&other, &others, &segmentation(&engine).unwrap());
+        put(&document, &others, "earlier");
+        Corpus::open(&engine, Box::new(open())).unwrap();
+        assert_eq!(keys(), new.keys.iter().chain(&others.keys).copied().collect());
     }
 
     /// The document was put again while the object store was asked to delete its chunks.

@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError, RwLock};
 
 use redb::{Builder, Database, DatabaseError, ReadTransaction, ReadableDatabase, WriteTransaction};
-use refrain_store::{TEMPORARY, damage, make_private_file, unless_it_panics};
+use refrain_store::{
+    DOCUMENTS, NEW_DOCUMENTS, TEMPORARY, damage, file_identity, make_private_file, unless_it_panics,
+};
 
 use crate::error::{Error, Result};
 
@@ -25,8 +27,12 @@ pub(super) struct ReopeningDatabase {
     /// How often it was opened again.
     reopened: AtomicU64,
     open: Box<Open>,
-    /// The file, for errors.
+    /// The file; a name for errors where the database is in memory.
     path: PathBuf,
+    /// Whether the database is in a file of this name.
+    is_file: bool,
+    /// The identity of the file that is open.
+    identity: Mutex<Option<(u64, u64)>>,
     /// Held while a transaction writes, and while the file is made anew.
     writing: Mutex<()>,
 }
@@ -87,23 +93,51 @@ impl From<serde_json::Error> for Failure {
 pub(super) type Transacted<T> = std::result::Result<T, Failure>;
 
 impl ReopeningDatabase {
-    /// Opens the database of the file `path`.
+    /// Opens the database of a file, or one in memory.
     pub(super) fn new(
-        path: &Path,
+        file: Option<&Path>,
         open: impl Fn() -> std::result::Result<Database, DatabaseError> + Send + Sync + 'static,
     ) -> Result<ReopeningDatabase> {
-        let (path, open) = (path.to_owned(), Box::new(open));
-        let database = RwLock::new(Some(opened(&*open, &path)?));
-        Ok(ReopeningDatabase { database, reopened: AtomicU64::new(0), open, path, writing: Mutex::default() })
+        let (path, open) = (file.unwrap_or(Path::new(DOCUMENTS)).to_owned(), Box::new(open));
+        let database = ReopeningDatabase {
+            database: RwLock::new(Some(opened(&*open, &path)?)),
+            reopened: AtomicU64::new(0),
+            open,
+            path,
+            is_file: file.is_some(),
+            identity: Mutex::default(),
+            writing: Mutex::default(),
+        };
+        database.identify();
+        Ok(database)
+    }
+
+    /// Remembers which file is open.
+    fn identify(&self) {
+        let identity = if self.is_file { file_identity(&self.path) } else { None };
+        *self.identity.lock().unwrap_or_else(PoisonError::into_inner) = identity;
+    }
+
+    /// Checks that the name still leads to the file that is open.
+    ///
+    /// # Errors
+    /// If the file was moved away or removed: what is written to it would be lost.
+    fn check_name(&self) -> Result<()> {
+        let identity = *self.identity.lock().unwrap_or_else(PoisonError::into_inner);
+        if identity.is_some() && file_identity(&self.path) != identity {
+            return Err(Error::Moved { path: self.path.clone() });
+        }
+        Ok(())
     }
 
     /// Runs `work` in a write transaction, which is committed if it succeeds.
     ///
     /// # Errors
-    /// If `work` or the transaction fails.
+    /// If the file was moved away or removed, or `work` or the transaction fails.
     pub(super) fn write<T>(&self, work: impl FnOnce(&WriteTransaction) -> Transacted<T>) -> Result<T> {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let work = |database: &Database| {
+            self.check_name()?;
             let transaction = database.begin_write()?;
             let done = work(&transaction)?;
             transaction.commit()?;
@@ -138,19 +172,22 @@ impl ReopeningDatabase {
         })
     }
 
-    /// Replaces the database's `file` by a new one to which `copy` writes all that stays, if `is_due`. The name always leads to
+    /// Replaces the database's file, if there is one, by a new one to which `copy` writes all that stays, if `is_due`. The name always leads to
     /// a whole file, and the lock on it is held throughout.
     ///
     /// # Errors
-    /// If the new file cannot be written. The old one stays then.
+    /// If the file was moved away or removed, or the new one cannot be written. The old one stays then.
     pub(super) fn rewrite_if(
         &self,
-        file: &Path,
         is_due: impl FnOnce(&ReadTransaction) -> Transacted<bool>,
         copy: impl FnOnce(&ReadTransaction, &WriteTransaction) -> Transacted<()>,
     ) -> Result<()> {
+        if !self.is_file {
+            return Ok(());
+        }
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = file.with_file_name(refrain_store::NEW_DOCUMENTS);
+        self.check_name()?;
+        let (file, new) = (&self.path, self.path.with_file_name(NEW_DOCUMENTS));
         // A process that was killed has left it. The lock on the database keeps other processes away.
         remove(&new).map_err(|failure| failure.at(&self.path))?;
         if !self.read(is_due)? {
@@ -161,6 +198,7 @@ impl ReopeningDatabase {
             let transaction = copied.begin_write()?;
             copy(&database.begin_read()?, &transaction)?;
             transaction.commit()?;
+            self.check_name()?;
             fs::rename(&new, file).map_err(redb::StorageError::Io)?;
             Ok(copied)
         });
@@ -168,6 +206,7 @@ impl ReopeningDatabase {
             Ok(copied) => {
                 // The bytes of the old file go with its last handle.
                 *self.database.write().unwrap_or_else(PoisonError::into_inner) = Some(copied);
+                self.identify();
                 let synced = sync_folder_of(file).map_err(redb::StorageError::Io);
                 synced.map_err(|error| Failure::from(error).at(&self.path))
             }
@@ -197,9 +236,13 @@ impl ReopeningDatabase {
         if self.reopened.load(Relaxed) != reopened {
             return Ok(());
         }
+        if database.is_some() {
+            self.check_name()?;
+        }
         // The lock on the file must be released first.
         *database = None;
         *database = Some(opened(&*self.open, &self.path)?);
+        self.identify();
         self.reopened.fetch_add(1, Relaxed);
         Ok(())
     }

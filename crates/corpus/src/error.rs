@@ -34,6 +34,15 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
+    /// The documents' file does not have its name any more.
+    #[error(
+        "{path} was moved away or removed while this program has it open, so that changes would be lost: put it back, or start the program \
+         again"
+    )]
+    Moved {
+        /// The file.
+        path: PathBuf,
+    },
     /// A document that is not in the namespace.
     #[error("there is no document {0:?}")]
     NotFound(String),

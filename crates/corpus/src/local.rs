@@ -4,7 +4,7 @@
 //! operation on one document reads the text of another, and listing reads metadata alone (see [`tables`](super::tables)).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,8 +34,6 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Documents by namespace, in a file that one program at a time has open. Every change is one transaction, the count of bytes included.
 pub struct LocalDocuments {
     pub(super) database: ReopeningDatabase,
-    /// The database's file; none in memory.
-    pub(super) file: Option<PathBuf>,
     /// Most bytes of a namespace's titles and texts.
     quota: u64,
     /// Whether the documents are shared through an object store.
@@ -61,14 +59,14 @@ impl LocalDocuments {
     pub fn open_at_once(folder: &Path) -> Result<LocalDocuments> {
         let path = folder.join(DOCUMENTS);
         let file = path.clone();
-        LocalDocuments::with(move || open_file(&path), &file, u64::MAX, false)
+        LocalDocuments::with(move || open_file(&path), Some(&file), u64::MAX, false)
     }
 
     /// [`LocalDocuments::open`]; if `is_shared`, for documents whose changes an object store is told.
     pub(crate) fn open_for(folder: Option<&Path>, quota: u64, is_shared: bool) -> Result<LocalDocuments> {
         let Some(folder) = folder else {
             let in_memory = || Builder::new().create_with_backend(InMemoryBackend::new());
-            return LocalDocuments::with(in_memory, Path::new(DOCUMENTS), quota, is_shared);
+            return LocalDocuments::with(in_memory, None, quota, is_shared);
         };
         let path = folder.join(DOCUMENTS);
         if let Err(error) = make_private_folder(folder) {
@@ -78,13 +76,12 @@ impl LocalDocuments {
         let began = Instant::now();
         let store = loop {
             let path = path.clone();
-            match LocalDocuments::with(move || open_or_make(&path), &file, quota, is_shared) {
+            match LocalDocuments::with(move || open_or_make(&path), Some(&file), quota, is_shared) {
                 // A command has the file for a moment, such as one that ingests.
                 Err(Error::InUse { .. }) if began.elapsed() < LONGEST_WAIT => thread::sleep(PAUSE),
                 opened => break opened?,
             }
         };
-        let store = LocalDocuments { file: Some(file), ..store };
         // What an interrupted removal has left. Where it cannot be purged now, the next removal does it.
         if let Err(error) = store.purge() {
             tracing::warn!(%error, "removed documents cannot be purged from the documents' file");
@@ -94,11 +91,11 @@ impl LocalDocuments {
 
     fn with(
         open: impl Fn() -> Result<Database, DatabaseError> + Send + Sync + 'static,
-        path: &Path,
+        file: Option<&Path>,
         quota: u64,
         is_shared: bool,
     ) -> Result<LocalDocuments> {
-        let database = ReopeningDatabase::new(path, open)?;
+        let database = ReopeningDatabase::new(file, open)?;
         let create = |transaction: &WriteTransaction| {
             mark_earlier_file(transaction)?;
             create_tables(transaction)?;
@@ -116,10 +113,13 @@ impl LocalDocuments {
             opened => opened.map(Option::unwrap_or_default),
         };
         let takes_notes = opened.map_err(|error| match error {
-            Error::Database(error) => Error::Open { path: path.to_owned(), reason: error.to_string() },
+            Error::Database(error) => {
+                let path = file.unwrap_or(Path::new(DOCUMENTS)).to_owned();
+                Error::Open { path, reason: error.to_string() }
+            }
             error => error,
         })?;
-        Ok(LocalDocuments { database, file: None, quota, is_shared, takes_notes })
+        Ok(LocalDocuments { database, quota, is_shared, takes_notes })
     }
 
     /// Stores a document, whose chunks the tokenizer and chunk size of `segmentation` have cut. One that is there already keeps its
@@ -167,7 +167,7 @@ impl LocalDocuments {
     }
 
     /// Replaces the chunks of a document, which another tokenizer or chunk size had cut. Earlier chunk keys stay, for as
-    /// long as the document does.
+    /// long as the document does, and new ones are noted for the object store.
     pub(crate) fn replace_chunks(
         &self,
         namespace: &str,
@@ -179,8 +179,13 @@ impl LocalDocuments {
             let mut metadata = transaction.open_table(METADATA)?;
             let known: Option<StoredDocument> = parsed(metadata.get((namespace, id))?)?;
             let mut known = known.ok_or_else(|| Error::NotFound(id.to_owned()))?;
+            let earlier_keys = known.chunk_keys;
             write_chunks(transaction, namespace, &mut known, &segmented(new, segmentation))?;
             metadata.insert((namespace, id), serde_json::to_vec(&known)?.as_slice())?;
+            if self.takes_notes && known.chunk_keys > earlier_keys {
+                // Chunks that no document names there are deleted as garbage. A removal by another machine holds all the same.
+                notes::note(transaction, namespace, id, Note { before: true, ..Note::PUT })?;
+            }
             Ok(known)
         })
     }

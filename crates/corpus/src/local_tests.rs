@@ -8,6 +8,7 @@ use refrain_store::ChunkKey;
 
 use super::*;
 use crate::migration;
+use crate::purge::mark_unpurged;
 use crate::tables::{REMOVALS, document_id};
 
 /// A file in memory that counts the bytes read from it and refuses to be written or read where it is told to.
@@ -55,7 +56,7 @@ impl Disk {
     pub(crate) fn open(&self, quota: u64) -> LocalDocuments {
         let disk = self.clone();
         let open = move || Builder::new().set_cache_size(1 << 20).create_with_backend(disk.clone());
-        LocalDocuments::with(open, Path::new("memory"), quota, false).unwrap()
+        LocalDocuments::with(open, None, quota, false).unwrap()
     }
 }
 
@@ -183,9 +184,29 @@ fn threads_that_meet_a_failure_open_the_file_again_and_wait_for_none_of_each_oth
             scope.spawn(|| store.database.read(|_| -> Transacted<()> { Err(fail()) }).unwrap_err());
         }
     });
-    let file = store.file.as_ref().unwrap();
-    store.database.rewrite_if(file, |_| Err(fail()), |_, _| Ok(())).unwrap_err();
+    store.database.rewrite_if(|_| Err(fail()), |_, _| Ok(())).unwrap_err();
     assert_eq!(store.document("", &id).unwrap().text, "text");
+}
+
+/// Another program may make a new file under the name.
+#[test]
+fn a_file_that_was_moved_away_is_not_written_to_and_the_next_one_is_not_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || LocalDocuments::open(Some(folder.path()), u64::MAX).unwrap();
+    let (first, file) = (open(), folder.path().join(DOCUMENTS));
+    let id = put(&first, "", &document("", "first"), &[]).unwrap().id;
+    first.database.write(mark_unpurged).unwrap();
+    let is_moved = |outcome: Result<()>| matches!(outcome, Err(Error::Moved { path }) if path == file);
+    let change = |store: &LocalDocuments| put(store, "", &document("", "late"), &[]).map(drop);
+    std::fs::rename(&file, folder.path().join("moved")).unwrap();
+    assert!(is_moved(change(&first)) && is_moved(first.purge()));
+    let second = open();
+    let other = put(&second, "", &document("", "second"), &[]).unwrap().id;
+    assert!(is_moved(change(&first)) && is_moved(first.purge()));
+    // What it has can still be read.
+    assert_eq!(first.document("", &id).unwrap().text, "first");
+    drop((first, second));
+    assert_eq!(open().document("", &other).unwrap().text, "second");
 }
 
 /// The number of chunks is another machine's until they are cut here, and may be any.

@@ -60,7 +60,7 @@ fn documents_are_read_while_the_disk_is_full() {
             let file = std::fs::File::options().read(true).write(true).open(&file)?;
             Builder::new().create_with_backend(Disk(FileBackend::new(file)?, is_full.clone()))
         };
-        LocalDocuments::with(open, Path::new("disk"), u64::MAX, is_shared)
+        LocalDocuments::with(open, None, u64::MAX, is_shared)
     };
     for is_shared in [false, true] {
         let kept = list(&open(is_shared).unwrap(), "").len();

@@ -119,10 +119,7 @@ impl LocalDocuments {
     /// # Errors
     /// If there is no room for a second file, or it cannot be written.
     pub(crate) fn purge(&self) -> Result<()> {
-        match &self.file {
-            Some(file) => self.database.rewrite_if(file, is_unpurged, copy_all),
-            None => Ok(()),
-        }
+        self.database.rewrite_if(is_unpurged, copy_all)
     }
 }
 

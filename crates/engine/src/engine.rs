@@ -302,6 +302,11 @@ impl Engine {
         self.prefix_cache.bytes()
     }
 
+    /// Most bytes of keys and values that the prefix cache may hold.
+    pub fn prefix_cache_bound(&self) -> usize {
+        self.prefix_cache.bound()
+    }
+
     /// The chat template, if the model has one.
     pub(crate) fn template(&self) -> Option<&ChatTemplate> {
         self.template.as_deref()

@@ -46,7 +46,7 @@ pub use refrain_engine::{
     IngestReport, Instructions, Prefix, Prompt, PromptChunk, RequestStats, Sampling, Settings,
     StructuredOutput, Token, TokenStream,
 };
-pub use system_bytes::system_bytes;
+pub use system_bytes::{memory_limit, system_bytes};
 pub use {
     refrain_corpus as corpus, refrain_documents as documents, refrain_engine as engine,
     refrain_eviction as eviction, refrain_fusion as fusion, refrain_kernels as kernels,

@@ -19,6 +19,7 @@ use crate::body::BytesInFlight;
 use crate::clock::unix_seconds;
 use crate::error::Error;
 use crate::gateway::{HeldLog, TENANT_HEADER, signed_tenant};
+use crate::host_memory::within_host;
 use crate::metrics::Metrics;
 use crate::options::{Limits, Options};
 use crate::permits::{Permit, Permits};
@@ -71,13 +72,15 @@ impl Drop for ServerState {
     }
 }
 
-/// The limits of a server whose requests fit into the memory of the engine's device, where it has its own.
+/// The limits of a server whose requests fit into the memory of the engine's device, or into the host's where it has none of its own.
 ///
 /// # Errors
 /// If no request would fit.
-fn within_device(engine: &Engine, limits: Limits) -> std::result::Result<Limits, Error> {
+fn within_memory(engine: &Engine, limits: Limits) -> std::result::Result<Limits, Error> {
     let decoded = limits.max_num_seqs.saturating_mul(1 + limits.num_speculative_tokens);
-    let Some(memory) = engine.request_memory(decoded, MAX_INGESTS)? else { return Ok(limits) };
+    let Some(memory) = engine.request_memory(decoded, MAX_INGESTS)? else {
+        return Ok(within_host(engine, limits));
+    };
     let (asked, left) =
         (limits.kv_cache_memory_bytes, usize::try_from(memory.requests).unwrap_or(usize::MAX));
     if asked <= left {
@@ -117,7 +120,7 @@ impl App {
             .map_err(Error::Thread)?;
         // A gateway with the namespace key sends requests of several keys, which it has checked itself.
         let has_keys = !options.api_keys.is_empty() || options.namespace_key.is_some();
-        let limits = within_device(&engine, Limits { has_keys, ..options.limits.clone() })?;
+        let limits = within_memory(&engine, Limits { has_keys, ..options.limits.clone() })?;
         let permits = |limit| Permits::new(limit, limits.of_key(limit));
         let (preprocessing, compiling) = (permits(MAX_PREPROCESSING), permits(MAX_COMPILING));
         let (reading, documents) = (permits(MAX_READING), permits(MAX_ON_DOCUMENTS));

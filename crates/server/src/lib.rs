@@ -18,6 +18,7 @@ mod compute;
 mod device_metrics;
 mod error;
 mod gateway;
+mod host_memory;
 mod ingest;
 mod job;
 mod listener;

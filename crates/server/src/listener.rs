@@ -21,6 +21,7 @@ use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+use refrain::store::{max_open_files, max_reader_files};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -39,6 +40,9 @@ use crate::permits::Permits;
 
 /// Most open connections for requests of every kind.
 const MAX_CONNECTIONS: usize = 1024;
+
+/// Files beside connections and those of chunks: databases, pipes, and files that are read or written for a moment.
+const OTHER_FILES: usize = 64;
 
 /// Most open connections beyond [`MAX_CONNECTIONS`], on which [`PROBES`] are answered and all else is refused: a server that is busy must not look
 /// dead. Further connections wait to be accepted.
@@ -96,7 +100,15 @@ impl Listener {
     /// If the address is in use or is not one of this machine's.
     pub async fn bind(address: SocketAddr, tls: Option<Arc<ServerConfig>>) -> Result<Listener, Error> {
         let listener = TcpListener::bind(address).await.map_err(|source| Error::Bind { address, source })?;
-        Ok(Listener { listener, tls, max_connections: MAX_CONNECTIONS })
+        let files = max_open_files();
+        let max_connections = connections_within(files, max_reader_files());
+        if max_connections < MAX_CONNECTIONS {
+            tracing::warn!(
+                "the system lets the program have {files} files open: it takes {max_connections} connections at a time, and {MAX_CONNECTIONS} where the \
+                 hard limit (ulimit -Hn) is higher"
+            );
+        }
+        Ok(Listener { listener, tls, max_connections })
     }
 
     /// The bound address; its port is the one that the system chose for port 0.
@@ -214,6 +226,11 @@ impl Listener {
     }
 }
 
+/// Connections beside those of probes for which a process of so many files at most, of which chunks may take `readers`, has room.
+fn connections_within(files: usize, readers: usize) -> usize {
+    files.saturating_sub(PROBE_CONNECTIONS + readers + OTHER_FILES).clamp(1, MAX_CONNECTIONS)
+}
+
 /// Answers [`PROBES`], refuses all other requests, and has the connection closed.
 async fn refuse_all_but_probes(request: Request, next: Next) -> Response {
     let mut response = if PROBES.contains(&request.uri().path()) {
@@ -281,6 +298,13 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
+
+    #[test]
+    fn connections_leave_files_to_probes_and_chunks() {
+        let connections = |files: usize| connections_within(files, (files / 4).min(256));
+        let counts = [usize::MAX, 1408, 1024, 300, 64].map(connections);
+        assert_eq!(counts, [1024, 1024, 640, 97, 1]);
+    }
 
     /// A request that no job is of, such as one whose files are being read, has the time of the shutdown.
     #[tokio::test(flavor = "multi_thread")]

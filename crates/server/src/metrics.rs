@@ -63,6 +63,7 @@ metrics! {
         disk_hits: Gauge, "store_disk_hits", "Lookups that found their chunk in the folder";
         misses: Gauge, "store_misses", "Lookups that found no chunk";
         failures: Gauge, "store_load_failures", "Chunk files that were broken or unreadable";
+        not_stored: Gauge, "store_not_stored", "Chunks that could not be written to the folder, as on a full disk";
         evictions: Gauge, "store_evictions", "Chunks evicted for want of room, or expired";
     }
 }
@@ -217,6 +218,7 @@ impl Metrics {
             (&own.disk_hits, stats.disk_hits),
             (&own.misses, stats.misses),
             (&own.failures, stats.removed + stats.unusable),
+            (&own.not_stored, stats.not_stored),
             (&own.evictions, stats.evicted),
         ] {
             gauge.set(value as i64);

@@ -21,6 +21,9 @@ pub struct Limits {
     /// Most bytes of keys and values of all sequences that are being prefilled or decoded. On a device with memory of its own, prompts under
     /// way count too, and what is free there bounds it.
     pub kv_cache_memory_bytes: usize,
+    /// Whether `kv_cache_memory_bytes` was asked for. Otherwise it is lowered to the part that weights and caches leave of this machine's memory, or of
+    /// its control group's.
+    pub kv_cache_memory_given: bool,
     /// Most tokens of a request: of the documents to ingest, or of prompt and answer.
     pub max_tokens_per_request: usize,
     /// Most tokens of an answer for which the request gives no number. None: as many as the context leaves, within the part of
@@ -46,6 +49,7 @@ impl Default for Limits {
             max_num_seqs: 32,
             max_queued_requests: 256,
             kv_cache_memory_bytes: 4 << 30,
+            kv_cache_memory_given: false,
             max_tokens_per_request: 1 << 20,
             default_max_tokens: None,
             request_timeout: Duration::from_secs(600),

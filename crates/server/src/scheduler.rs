@@ -18,7 +18,7 @@ use crate::options::Limits;
 use crate::queue::{JobBytes, Shared};
 
 /// Tokens that an answer may have, though the sequence then takes more than its part of the memory.
-const LEAST_DEFAULT_TOKENS: usize = 2048;
+pub(crate) const LEAST_DEFAULT_TOKENS: usize = 2048;
 
 /// Bytes of a text that a token stands for at most, on average over all that a request may have: texts of languages and of programs have 2 to 6. A
 /// text of more bytes is refused before it is tokenised, which takes a hundred times its memory.

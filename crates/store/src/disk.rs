@@ -51,6 +51,8 @@ pub(crate) struct Disk {
     shares: bool,
     /// Whether every namespace is known to be within its quota. Storing a chunk then looks at the chunk's namespace alone.
     quotas_hold: AtomicBool,
+    /// Whether the disk was full still after chunks had gone, as where snapshots hold their bytes. No more go for it until a file is written.
+    frees_nothing: AtomicBool,
 }
 
 impl Disk {
@@ -66,6 +68,7 @@ impl Disk {
             evicted: AtomicU64::new(0),
             shares,
             quotas_hold: AtomicBool::new(false),
+            frees_nothing: AtomicBool::new(false),
         })
     }
 
@@ -166,8 +169,32 @@ impl Disk {
         self.write(&key, &id.namespace, &self.folder.aux_file(&key, kind, aux)?, origin)
     }
 
-    /// Makes room for a file of a chunk, and writes it.
+    /// Makes room for a file of a chunk, and writes it. On a full disk, the least recently used chunks go for it, though the bound has room.
     fn write(&self, key: &ChunkKey, namespace: &str, file: &NewFile<'_>, origin: Origin) -> Result<u64> {
+        let full = match self.write_within(&self.limits, key, namespace, file, origin) {
+            Err(error) if error.is_full_disk() && !self.frees_nothing.load(Relaxed) => error,
+            outcome => return outcome,
+        };
+        let Ok(totals) = self.totals() else { return Err(full) };
+        let phantoms = self.phantoms().iter().map(|(_, row)| row.bytes).fold(0, u64::saturating_add);
+        let disk = totals.bytes.saturating_sub(phantoms).min(self.limits.disk);
+        let limits = Limits { disk, ..self.limits.clone() };
+        self.write_within(&limits, key, namespace, file, origin).map_err(|error| {
+            self.frees_nothing.store(error.is_full_disk(), Relaxed);
+            // The system's error has the remedy, also where no chunk may go.
+            full
+        })
+    }
+
+    /// Makes room for a file of a chunk within `limits`, and writes it.
+    fn write_within(
+        &self,
+        limits: &Limits,
+        key: &ChunkKey,
+        namespace: &str,
+        file: &NewFile<'_>,
+        origin: Origin,
+    ) -> Result<u64> {
         let note = self.shares && origin == Origin::Here;
         // Which chunks go depends on what was used until now, so the uses are written in the same transaction.
         let uses = self.uses.take();
@@ -176,7 +203,7 @@ impl Disk {
             index.write(|tables| {
                 phantoms.iter().try_for_each(|(key, row)| self.withdraw(tables, key, row))?;
                 self.enter_uses(tables, &uses)?;
-                self.admit(tables, key, namespace, file, note)
+                self.admit(tables, (key, namespace), file, limits, note)
             })
         });
         let row = match entered {
@@ -204,7 +231,9 @@ impl Disk {
             }),
             Ok(_) => self.index.ensure_row(key, &row),
         };
-        if corrected.is_err() && written.is_err() {
+        if written.is_ok() {
+            self.frees_nothing.store(false, Relaxed);
+        } else if corrected.is_err() {
             self.phantoms().push((*key, row));
         }
         written
@@ -218,9 +247,9 @@ impl Disk {
     fn admit(
         &self,
         tables: &mut Tables<'_>,
-        key: &ChunkKey,
-        namespace: &str,
+        (key, namespace): (&ChunkKey, &str),
         file: &NewFile<'_>,
+        limits: &Limits,
         note: bool,
     ) -> Result<IndexRow, IndexError> {
         let now = now();
@@ -244,7 +273,7 @@ impl Disk {
             namespace: namespace.to_owned(),
         };
         let every_namespace = !self.quotas_hold.load(Relaxed);
-        let victims = choose_victims(tables, Some(&row), &self.limits, every_namespace, now)?;
+        let victims = choose_victims(tables, Some(&row), limits, every_namespace, now)?;
         for (victim, _) in &victims {
             self.remove_files(victim)?;
             tables.remove(victim)?;

@@ -166,6 +166,14 @@ pub enum StoreError {
     Key(#[from] InvalidKey),
 }
 
+impl StoreError {
+    /// Whether the file system, or what this user may have of it, is full.
+    pub(crate) fn is_full_disk(&self) -> bool {
+        let StoreError::Io { source, .. } = self else { return false };
+        matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+    }
+}
+
 /// The remedy for a refusal of the system, as the end of a message; empty where none is known.
 fn remedy(kind: ErrorKind) -> &'static str {
     match kind {

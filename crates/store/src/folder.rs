@@ -416,7 +416,7 @@ fn entries(dir: &Path, prefix: &str) -> Result<Vec<(String, PathBuf)>> {
 }
 
 /// Creates a folder and those above it, and makes them survive a loss of power.
-fn create_dir(dir: &Path) -> Result<()> {
+pub(crate) fn create_dir(dir: &Path) -> Result<()> {
     if dir.is_dir() {
         return Ok(());
     }

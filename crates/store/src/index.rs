@@ -25,8 +25,9 @@ pub(crate) use self::error::IndexError;
 pub(crate) use self::tables::ROWS_READ;
 pub(crate) use self::tables::{IndexRow, Tables, Totals};
 use self::tables::{Snapshot, has_row, set_complete, take_over_earlier_rows};
+use crate::file_identity::file_identity;
 use crate::file_names::{BROKEN_INDEX, INDEX, INDEX_LOCK, TEMPORARY};
-use crate::folder::sync_dir;
+use crate::folder::{create_dir, sync_dir};
 use crate::{ChunkKey, Result, StoreError, unless_it_panics};
 
 /// Bytes of database pages kept in memory.
@@ -161,7 +162,7 @@ impl Index {
     /// The open database. A database whose file another process has set aside or removed is opened again.
     fn database(&self) -> Result<Arc<Database>> {
         let mut slot = self.lock();
-        let now = identity(&self.path);
+        let now = file_identity(&self.path);
         if let Some((database, _)) = slot.as_ref().filter(|(_, opened)| now.is_some() && *opened == now) {
             return Ok(database.clone());
         }
@@ -171,12 +172,16 @@ impl Index {
         let database = Arc::new(self.open()?);
         unless_it_panics(|| migrate(&database), IndexError::Broken)
             .map_err(|error| error.at("migrate", &self.path))?;
-        *slot = Some((database.clone(), identity(&self.path)));
+        *slot = Some((database.clone(), file_identity(&self.path)));
         Ok(database)
     }
 
     /// Opens the database, or makes one. A broken file is set aside.
     fn open(&self) -> Result<Database> {
+        // The whole folder may have been removed while the store is open.
+        if let Some(root) = self.path.parent() {
+            create_dir(root)?;
+        }
         match open(&self.path) {
             Ok(database) => return Ok(database),
             Err(IndexError::Broken(_)) => {}
@@ -210,19 +215,6 @@ impl Index {
 
 /// The database, and the identity of its file.
 type Opened = (Arc<Database>, Option<(u64, u64)>);
-
-/// Device and number of a file, which differ between two files of one name.
-#[cfg(unix)]
-fn identity(path: &Path) -> Option<(u64, u64)> {
-    use std::os::unix::fs::MetadataExt as _;
-    fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
-}
-
-/// Other systems do not rename an open file, so its existence is enough.
-#[cfg(not(unix))]
-fn identity(path: &Path) -> Option<(u64, u64)> {
-    fs::metadata(path).ok().map(|_| (0, 0))
-}
 
 fn committed<T>(
     transaction: WriteTransaction,

@@ -15,8 +15,8 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::ops::Deref;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use quick_cache::sync::Cache;
@@ -36,10 +36,9 @@ use crate::error::{Problem, Result};
 use crate::folder::{Folder, remove};
 use crate::info::{PutOutcome, Repair};
 use crate::key::ChunkKey;
+use crate::open_files::max_reader_files;
 use crate::rooms::Rooms;
 
-/// Most files that readers keep open: a prompt may have more chunks than a process may have files.
-const OPEN_FILES: usize = 256;
 /// Most deleted chunks that are remembered.
 const MAX_DELETED: usize = 1 << 20;
 /// Aux tensors in memory take at most this part of what chunks may take.
@@ -62,11 +61,15 @@ pub(crate) struct Tiers {
     /// Those who keep copies of chunks.
     pub(crate) keepers: Keepers,
     pub(crate) counters: Counters,
+    /// Whether the last file could not be written, which the log tells once.
+    cannot_store: AtomicBool,
     /// All repairs, for tests to see.
     #[cfg(test)]
     pub(crate) repairs: Mutex<Vec<Repair>>,
     /// Files that readers have open.
     pub(crate) open_files: Arc<()>,
+    /// Most of them.
+    max_open_files: usize,
     /// Removals of chunks so far: what was opened or asked for before one of them is not kept after it.
     removals: AtomicU64,
     /// Chunks that were deleted. Who began to compute one before that may not put it hereafter.
@@ -106,9 +109,11 @@ impl Tiers {
             disk,
             keepers: Keepers::default(),
             counters: Counters::default(),
+            cannot_store: AtomicBool::new(false),
             #[cfg(test)]
             repairs: Mutex::default(),
             open_files: Arc::default(),
+            max_open_files: max_reader_files(),
             removals: AtomicU64::new(0),
             deleted: Mutex::default(),
         }
@@ -144,7 +149,7 @@ impl Tiers {
     /// Keeps a file open, unless too many are.
     pub(crate) fn keep_open(&self, file: File) -> Option<OpenFile> {
         let one = self.open_files.clone();
-        (Arc::strong_count(&one) <= OPEN_FILES + 1).then(|| OpenFile { file, _one: one })
+        (Arc::strong_count(&one) <= self.max_open_files + 1).then(|| OpenFile { file, _one: one })
     }
 
     /// The fault of a file of which a layer could not be read: nothing if it is no longer the file that had
@@ -160,6 +165,12 @@ impl Tiers {
     /// Most bytes of chunks in memory.
     pub(crate) fn memory_capacity(&self) -> u64 {
         self.memory.capacity()
+    }
+
+    /// Most bytes of memory that chunks, aux tensors and the memory of chunks that are gone take together.
+    pub(crate) fn memory_bound(&self) -> u64 {
+        let chunks = self.memory_capacity();
+        chunks.saturating_add(chunks / AUX_SHARE).saturating_add(chunks / ROOMS_SHARE)
     }
 
     pub(crate) fn count_read(&self, bytes: u64) {
@@ -258,11 +269,15 @@ impl Tiers {
             None => PutOutcome::MemoryOnly,
             Some(Ok(None)) => PutOutcome::Known,
             Some(Ok(Some(bytes))) => {
+                self.cannot_store.store(false, Relaxed);
                 counters.stored.fetch_add(1, Relaxed);
                 counters.bytes_written.fetch_add(bytes, Relaxed);
                 PutOutcome::Stored { bytes }
             }
             Some(Err(error)) => {
+                if !self.cannot_store.swap(true, Relaxed) {
+                    tracing::warn!(%error, "chunks cannot be stored: they serve from memory while there is room, and are then computed again");
+                }
                 counters.not_stored.fetch_add(1, Relaxed);
                 PutOutcome::NotStored { error }
             }
@@ -277,6 +292,6 @@ impl Tiers {
     /// As many open files as there may be.
     #[cfg(test)]
     pub(crate) fn other_open_files(&self) -> Vec<Arc<()>> {
-        vec![self.open_files.clone(); OPEN_FILES]
+        vec![self.open_files.clone(); self.max_open_files]
     }
 }

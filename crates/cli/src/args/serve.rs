@@ -65,9 +65,9 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub(crate) max_queued_requests: usize,
     /// Most bytes of keys and values of all running sequences; on a GPU also of what prompts take until their first token, and no more than are left
-    /// there for requests
-    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = parse_size)]
-    pub(crate) kv_cache_memory_bytes: u64,
+    /// there for requests [default: 4GiB, or what weights and caches leave of the memory that this machine, or its container, has]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) kv_cache_memory_bytes: Option<u64>,
     /// Most bytes of keys and values of answered prompts that are kept for prompts which begin alike (prefix caching); 0 keeps none
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
     pub(crate) prefix_cache_memory_bytes: u64,

@@ -29,9 +29,14 @@ impl Server {
 
     fn start_in(home: Home, more: &[&str], environment: &[(&str, &str)]) -> Server {
         let words = [&["serve", "--port", "0", "--json"], more].concat();
-        let log = std::fs::File::create(home.path("log")).unwrap();
         let mut command = home.command(&words);
         command.envs(environment.iter().copied());
+        Server::of(home, command)
+    }
+
+    /// The server that a command starts in `home`.
+    fn of(home: Home, mut command: Command) -> Server {
+        let log = std::fs::File::create(home.path("log")).unwrap();
         let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
         let mut output = BufReader::new(child.stdout.take().unwrap());
         let mut text = String::new();
@@ -398,6 +403,30 @@ fn clients_that_mean_no_good_are_refused_and_the_server_lives() {
         assert!((200..500).contains(&status), "{answer}");
     }
     assert!(server.post(good).starts_with("HTTP/1.1 200"));
+}
+
+/// A shell's usual limit of open files is below the connections that a server takes.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_server_takes_more_connections_than_the_soft_limit_has_files() {
+    let home = Home::new();
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    let mut command = Command::new("sh");
+    home.settle(&mut command).args([
+        "-c",
+        "ulimit -S -n 300; exec \"$@\"",
+        "sh",
+        env!("CARGO_BIN_EXE_refrain"),
+    ]);
+    command.args(["serve", "--port", "0", "--json", "--prefix", "none", "--model"]).arg(model);
+    let server = Server::of(home, command);
+    let _idle: Vec<TcpStream> = (0..400).map(|_| server.connect()).collect();
+    let mut probe = server.connect();
+    probe.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    probe.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    probe.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }
 
 /// Asked to stop, it ends what is under way, and then itself.

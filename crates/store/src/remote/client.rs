@@ -4,7 +4,7 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -39,6 +39,8 @@ pub(super) struct Client {
     pub(super) prefix: ObjectPath,
     /// Whether objects are files of a folder.
     pub(super) is_folder: bool,
+    /// Whether objects are files of a file system that was found to have no hard links, so that none is created by condition.
+    pub(super) lacks_links: AtomicBool,
     pub(super) timeout: Duration,
     health: Mutex<Health>,
     pub(super) stuck: Mutex<Option<String>>,
@@ -105,6 +107,7 @@ impl Client {
             objects,
             prefix,
             is_folder: options.is_folder(),
+            lacks_links: AtomicBool::new(false),
             timeout: options.timeout,
             health: Mutex::new(Health { until: None, pause: FIRST_PAUSE }),
             stuck: Mutex::default(),

@@ -3,6 +3,7 @@
 //! Several machines write the same names. An object is written only where there is none, or, where one was found broken, only
 //! over that one, by its entity tag (ETag): no machine replaces or deletes what another has brought meanwhile.
 
+use std::error::Error;
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
@@ -22,13 +23,19 @@ use crate::{ChunkKey, Result};
 const MAX_CONFLICTS: usize = 3;
 const CONFLICT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Most chunks of a pass that may be refused: a machine that may not write would send all that it has each time.
+const MAX_REFUSALS: usize = 3;
+
+/// Most bytes of an object that is written by one request: S3 takes no more.
+const LARGEST_OBJECT: u64 = 5 << 30;
+
 /// Brings what the index notes to the object store, until the store is closed.
 pub(super) async fn send_all(client: Arc<Client>, disk: Weak<Disk>) {
-    let mut pause = FIRST_PAUSE;
+    let (mut pause, mut last) = (FIRST_PAUSE, None);
     loop {
         client.recover().await;
         let Some(disk) = disk.upgrade() else { return };
-        let trouble = send_pending(&client, disk).await;
+        let trouble = send_pending(&client, disk, &mut last).await;
         let is_stuck = trouble.is_some();
         *client.stuck() = trouble;
         if is_stuck {
@@ -54,26 +61,35 @@ async fn wait(client: &Client, pause: Duration) {
 }
 
 /// Brings what is noted there now, and says what is in the way, if something is. Ends early where any request has failed, since everything waits until
-/// [`Client::recover`] has asked the object store again.
-async fn send_pending(client: &Client, disk: Arc<Disk>) -> Option<String> {
-    let pending = match aside(&disk, Disk::pending).await {
+/// [`Client::recover`] has asked the object store again, and after [`MAX_REFUSALS`]. It begins behind `last`, the chunk that a pass before ended
+/// with.
+async fn send_pending(client: &Client, disk: Arc<Disk>, last: &mut Option<ChunkKey>) -> Option<String> {
+    let mut pending = match aside(&disk, Disk::pending).await {
         Ok(pending) => pending,
         Err(why) => return Some(why),
     };
-    let mut trouble = None;
+    if let Some(last) = last.take() {
+        let behind = pending.iter().position(|(key, _)| *key > last).unwrap_or(0);
+        pending.rotate_left(behind);
+    }
+    let (mut trouble, mut refusals) = (None, 0);
     for (key, noted) in pending {
         if client.is_down() {
             break;
         }
         match send_chunk(client, &disk, key, noted).await {
-            Ok(()) => {}
-            // Another may go.
-            Err(Failure::Refused(why)) => trouble = Some(why),
+            Ok(()) => continue,
             Err(Failure::Failed(why)) => {
                 client.failed(&why);
                 return Some(why);
             }
             Err(failure) => trouble = Some(failure.to_string()),
+        }
+        // Another may go.
+        refusals += 1;
+        if refusals == MAX_REFUSALS {
+            *last = Some(key);
+            break;
         }
     }
     trouble
@@ -83,6 +99,13 @@ async fn send_chunk(client: &Client, disk: &Arc<Disk>, key: ChunkKey, noted: u64
     let _no_deletion = client.uploading.lock().await;
     let files = aside(disk, move |disk| disk.shared_files(&key)).await.map_err(Failure::Refused)?;
     for (name, path) in files {
+        let bytes = tokio::fs::metadata(&path).await.map_or(0, |metadata| metadata.len());
+        if bytes > LARGEST_OBJECT && !client.is_folder {
+            return Err(Failure::Refused(format!(
+                "{} has {bytes} bytes, and an object may have {LARGEST_OBJECT}: shorter documents have smaller chunks",
+                path.display()
+            )));
+        }
         match tokio::fs::read(&path).await {
             Ok(bytes) => client.send(&name, bytes).await?,
             // It went to make room meanwhile.
@@ -171,10 +194,22 @@ impl Client {
         payload: PutPayload,
         mode: PutMode,
     ) -> Result<WrittenObject, Failure> {
+        let creates = matches!(mode, PutMode::Create);
+        if creates && self.lacks_links.load(Relaxed) {
+            return Err(Failure::Unsupported);
+        }
         let longest = self.longest(payload.content_length() as u64);
         let options = PutOptions::from(mode);
         let put = async { Ok(self.objects.put_opts(path, payload, options).await) };
-        match self.within(longest, put).await?.map_err(Failure::of) {
+        let put = self.within(longest, put).await?;
+        if let Err(error) = &put
+            && creates
+            && lacks_links(error)
+        {
+            self.lacks_links.store(true, Relaxed);
+            return Err(Failure::Unsupported);
+        }
+        match put.map_err(Failure::of) {
             Ok(put) => Ok(WrittenObject { e_tag: put.e_tag }),
             // A folder that is full or may not be written to can still be read.
             Err(Failure::Failed(why)) if self.probe().await.is_ok() => Err(Failure::Refused(why)),
@@ -189,5 +224,68 @@ impl Client {
             Err(Failure::Absent | Failure::Refused(_)) => Ok(false),
             Err(failure) => Err(failure),
         }
+    }
+}
+
+/// Whether a file could not get its name because its file system has no hard links, such as exFAT and some network mounts. An object is created as a
+/// file by such a link.
+fn lacks_links(error: &object_store::Error) -> bool {
+    let causes = std::iter::successors(error.source(), |cause| (**cause).source());
+    let mut codes = causes.filter_map(|cause| cause.downcast_ref::<io::Error>()?.raw_os_error());
+    codes.any(is_of_links)
+}
+
+/// Whether a system's error code is that of a file system without hard links.
+#[cfg(unix)]
+fn is_of_links(code: i32) -> bool {
+    use rustix::io::Errno;
+    [Errno::PERM, Errno::NOTSUP, Errno::OPNOTSUPP, Errno::NOSYS, Errno::MLINK]
+        .iter()
+        .any(|errno| errno.raw_os_error() == code)
+}
+
+/// Other systems' codes are not known.
+#[cfg(not(unix))]
+fn is_of_links(_: i32) -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use tempfile::tempdir;
+    use tokio::runtime::Builder;
+
+    use super::*;
+    use crate::disk::Origin;
+    use crate::tests::library::Library;
+    use crate::tests::numbered;
+    use crate::{Limits, RemoteOptions};
+
+    /// The passes after the first go on behind those before, so that what is refused for good keeps nothing else back.
+    #[test]
+    fn a_machine_that_may_not_write_sends_few_chunks_a_pass() {
+        let (folder, library) = (tempdir().unwrap(), Library::default());
+        let mut options = RemoteOptions::new("memory:///library");
+        options.objects = Some(Arc::new(library.clone()));
+        let client = Client::new(&options).unwrap();
+        let disk = Arc::new(Disk::open(folder.path(), Limits::memory(0), true).unwrap());
+        for n in 1..=10 {
+            disk.write_chunk(&numbered(n, 50), Origin::Here).unwrap();
+        }
+        library.set_full(true);
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let mut last = None;
+        let mut pass = || runtime.block_on(send_pending(&client, disk.clone(), &mut last));
+        for n in 1..=4 {
+            assert!(pass().unwrap().contains("no space left"));
+            assert_eq!(library.refused().len(), n * MAX_REFUSALS);
+        }
+        let tried: BTreeSet<String> = library.refused().into_iter().collect();
+        assert_eq!(tried.len(), 10);
+        library.set_full(false);
+        assert_eq!(pass(), None);
+        assert!(disk.pending().unwrap().is_empty());
     }
 }

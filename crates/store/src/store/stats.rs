@@ -16,6 +16,11 @@ impl Store {
         self.0.disk.as_ref().map_or(0, |disk| disk.evicted())
     }
 
+    /// Most bytes of memory that the store takes for chunks and their aux tensors.
+    pub fn memory_bound(&self) -> u64 {
+        self.0.memory_bound()
+    }
+
     /// Counts since the store was opened, and what it holds now.
     pub fn stats(&self) -> Stats {
         let c = &self.0.counters;

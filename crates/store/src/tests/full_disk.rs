@@ -8,7 +8,7 @@ use tempfile::{TempDir, tempdir};
 use super::store::{files, stored};
 use super::{content, numbered};
 use crate::file_names::INDEX;
-use crate::{Limits, PutOutcome, Store};
+use crate::{Chunk, Limits, PutOutcome, Store};
 
 /// A file system of some MiB; it goes when it is dropped.
 struct Tmpfs(TempDir);
@@ -40,44 +40,47 @@ impl Drop for Tmpfs {
 }
 
 #[test]
-fn a_full_disk_stores_nothing_more_and_breaks_nothing() {
+fn a_full_disk_has_room_made_by_the_least_recently_used_and_breaks_nothing() {
     let Some(disk) = Tmpfs::new(4) else { return };
     let store = Store::open(disk.path(), Limits::memory(64 << 20)).unwrap();
     let chunks: Vec<_> = (1..=80).map(|n| numbered(n, 1000)).collect();
-    let (mut there, mut refused) = (Vec::new(), Vec::new());
     for chunk in &chunks {
-        match store.put(chunk.clone()).unwrap() {
-            PutOutcome::Stored { .. } => there.push(chunk),
-            PutOutcome::NotStored { .. } => refused.push(chunk),
-            other => panic!("{other:?}"),
-        }
-        // In memory it serves, stored or not.
+        stored(store.put(chunk.clone()).unwrap());
+        // In memory it serves.
         assert_eq!(content(&store.get(chunk.id()).unwrap().unwrap()), content(chunk));
     }
-    assert!(there.len() > 10 && refused.len() > 10, "{} {}", there.len(), refused.len());
-    assert_eq!(store.stats().not_stored as usize, refused.len());
-    let check = |store: &Store, there: &[&crate::Chunk]| {
+    let there = |store: &Store| {
         let report = store.verify(|_| ()).unwrap();
         assert!(report.failed.is_empty() && report.in_progress.is_empty(), "{report:?}");
-        assert_eq!(report.whole as usize, there.len());
         store.forget_memory();
-        for chunk in there {
-            assert_eq!(content(&store.get(chunk.id()).unwrap().unwrap()), content(chunk));
-        }
+        let read = |chunk: &&Chunk| {
+            let found = store.get(chunk.id()).unwrap();
+            found.is_some_and(|found| content(&found) == content(chunk))
+        };
+        let read = chunks.iter().filter(read).count();
+        assert_eq!(report.whole as usize, read);
+        read
     };
-    check(&store, &there);
+    let kept = there(&store);
+    assert!((11..70).contains(&kept), "{kept}");
+    assert_eq!((store.stats().evicted as usize, store.stats().not_stored), (80 - kept, 0));
+    assert!(store.get(chunks[79].id()).unwrap().is_some());
+    // Pinned chunks stay, and new ones are not stored.
+    let keys: Vec<_> = chunks.iter().map(Chunk::key).collect();
+    store.pin(&keys, true).unwrap();
+    let refused: Vec<_> = (81..=84).map(|n| store.put(numbered(n, 1000)).unwrap()).collect();
+    let is_refused = |outcome: &PutOutcome| matches!(outcome, PutOutcome::NotStored { error } if error.to_string().contains("make room there"));
+    assert!(refused.iter().all(is_refused), "{refused:?}");
+    assert_eq!((there(&store), store.stats().not_stored), (kept, 4));
     drop(store);
-    // Also for a process that opens it on the full disk.
+    // A process that opens it on the full disk reads it as well.
     let store = Store::open(disk.path(), Limits::memory(64 << 20)).unwrap();
-    check(&store, &there);
+    assert_eq!(there(&store), kept);
     // With room again it goes on.
-    for chunk in there.drain(..5) {
-        assert!(store.remove(&chunk.key()).unwrap());
-    }
-    stored(store.put(refused[0].clone()).unwrap());
-    there.push(refused[0]);
-    check(&store, &there);
-    assert_eq!(files(disk.path()).len(), there.len());
+    let last = chunks[79].key();
+    assert!(store.remove(&last).unwrap());
+    stored(store.put(numbered(81, 1000)).unwrap());
+    assert_eq!(files(disk.path()).len(), kept);
 }
 
 /// Not even the index fits: chunks serve from memory, and what is there is read.

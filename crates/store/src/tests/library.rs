@@ -21,47 +21,60 @@ use crate::{ChunkKey, RemoteOptions, Store};
 
 /// Objects that several stores share.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Library(Arc<Inner>);
+pub(crate) struct Library(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     objects: InMemory,
     /// Whether conditional requests are refused, as by an object store that has none.
     unconditional: AtomicBool,
+    /// Whether nothing can be created, as in a folder without hard links.
+    lacks_links: AtomicBool,
     /// So many of the next creating PUTs conflict with another machine's request, which leaves nothing there.
     conflicts: AtomicUsize,
     /// Whether nothing can be written, as to a full disk.
     is_full: AtomicBool,
+    /// Names of the PUTs that were refused for want of room.
+    refused: Mutex<Vec<String>>,
     /// What another machine does right before the next PUT: it writes these bytes there, or deletes what is there.
     before_put: Mutex<Option<Option<Vec<u8>>>>,
 }
 
 impl Library {
-    pub(super) fn refuse_conditions(&self) {
+    pub(crate) fn refuse_conditions(&self) {
         self.0.unconditional.store(true, Relaxed);
     }
 
-    pub(super) fn set_full(&self, is_full: bool) {
+    pub(crate) fn refuse_links(&self) {
+        self.0.lacks_links.store(true, Relaxed);
+    }
+
+    /// Names of the PUTs that were refused for want of room.
+    pub(crate) fn refused(&self) -> Vec<String> {
+        self.0.refused.lock().unwrap().clone()
+    }
+
+    pub(crate) fn set_full(&self, is_full: bool) {
         self.0.is_full.store(is_full, Relaxed);
     }
 
     /// So many creating PUTs conflict with a request of another machine that leaves nothing there.
-    pub(super) fn conflict(&self, times: usize) {
+    pub(crate) fn conflict(&self, times: usize) {
         self.0.conflicts.store(times, Relaxed);
     }
 
     /// Another machine writes these bytes right before the next PUT, to the same name.
-    pub(super) fn write_before_put(&self, bytes: Vec<u8>) {
+    pub(crate) fn write_before_put(&self, bytes: Vec<u8>) {
         *self.0.before_put.lock().unwrap() = Some(Some(bytes));
     }
 
     /// Another machine deletes the object right before the next PUT to its name.
-    pub(super) fn delete_before_put(&self) {
+    pub(crate) fn delete_before_put(&self) {
         *self.0.before_put.lock().unwrap() = Some(None);
     }
 
     /// A store with a folder of its own that shares its chunks here.
-    pub(super) fn machine(&self) -> (TempDir, Store) {
+    pub(crate) fn machine(&self) -> (TempDir, Store) {
         let folder = tempdir().unwrap();
         let mut options = RemoteOptions::new("memory:///library");
         options.objects = Some(Arc::new(self.clone()));
@@ -69,18 +82,18 @@ impl Library {
         (folder, store)
     }
 
-    pub(super) fn write(&self, path: &Path, bytes: Vec<u8>) {
+    pub(crate) fn write(&self, path: &Path, bytes: Vec<u8>) {
         block_on(self.0.objects.put(path, bytes.into())).unwrap();
     }
 
-    pub(super) fn read(&self, path: &Path) -> Option<Vec<u8>> {
+    pub(crate) fn read(&self, path: &Path) -> Option<Vec<u8>> {
         let read = async { self.0.objects.get(path).await?.bytes().await };
         block_on(read).ok().map(|bytes| bytes.to_vec())
     }
 }
 
 /// The object of a chunk.
-pub(super) fn object(key: &ChunkKey) -> Path {
+pub(crate) fn object(key: &ChunkKey) -> Path {
     let key = key.to_string();
     Path::from(format!("library/{}/{key}.safetensors", &key[..2]))
 }
@@ -89,7 +102,7 @@ fn block_on<T>(work: impl Future<Output = T>) -> T {
     Builder::new_current_thread().build().unwrap().block_on(work)
 }
 
-pub(super) fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+pub(crate) fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let began = Instant::now();
     while !done() {
         assert!(began.elapsed() < Duration::from_secs(60), "{what}");
@@ -97,7 +110,7 @@ pub(super) fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-pub(super) fn sent(store: &Store) {
+pub(crate) fn sent(store: &Store) {
     wait_for("all is sent", || store.remote_stats().unwrap().pending == 0);
 }
 
@@ -113,7 +126,12 @@ impl ObjectStore for Library {
         if self.0.unconditional.load(Relaxed) && options.mode != PutMode::Overwrite {
             return Err(Error::NotImplemented { operation: "PUT".into(), implementer: "library".into() });
         }
+        if self.0.lacks_links.load(Relaxed) && options.mode == PutMode::Create {
+            let source = std::io::Error::from_raw_os_error(rustix::io::Errno::PERM.raw_os_error());
+            return Err(Error::Generic { store: "library", source: source.into() });
+        }
         if self.0.is_full.load(Relaxed) {
+            self.0.refused.lock().unwrap().push(path.to_string());
             return Err(Error::Generic { store: "library", source: "no space left on device".into() });
         }
         let left = |conflicts: usize| conflicts.checked_sub(1).filter(|_| options.mode == PutMode::Create);

@@ -333,6 +333,18 @@ fn an_index_that_is_replaced_while_it_is_open_is_opened_again() {
     assert_eq!(on_disk(&store).len(), 2);
 }
 
+/// Somebody clears the folder, which is a cache, while the program runs.
+#[test]
+fn a_folder_that_was_removed_is_made_again() {
+    let dir = tempdir().unwrap();
+    let root = dir.path().join("chunks");
+    let store = Store::open(&root, Limits::memory(0)).unwrap();
+    stored(store.put(numbered(1, 50)).unwrap());
+    fs::remove_dir_all(&root).unwrap();
+    stored(store.put(numbered(2, 50)).unwrap());
+    assert_eq!(store.stats().disk_chunks, 1);
+}
+
 #[test]
 fn aux_tensors_count_with_their_chunk_and_go_with_it() {
     let dir = tempdir().unwrap();

@@ -15,7 +15,7 @@ mod held_objects;
 mod id;
 mod kv_quant;
 #[cfg(feature = "remote")]
-mod library;
+pub(crate) mod library;
 mod limits;
 #[cfg(feature = "remote")]
 mod objects;
@@ -109,7 +109,7 @@ fn chunk() -> Chunk {
 }
 
 /// A chunk with `tokens` tokens beginning with `first`.
-fn numbered(first: u32, tokens: usize) -> Chunk {
+pub(crate) fn numbered(first: u32, tokens: usize) -> Chunk {
     let tokens = (0..tokens as u32).map(|t| first.wrapping_mul(1_000_003).wrapping_add(t)).collect();
     chunk_of(ChunkId { tokens, ..id(Dtype::F16) }, u64::from(first))
 }

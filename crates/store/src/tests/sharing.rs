@@ -185,6 +185,22 @@ fn an_object_store_without_conditional_requests_is_used_without_them() {
     }
 }
 
+/// A mount without hard links: what is there is looked for, and the rest is written without a condition.
+#[cfg(unix)]
+#[test]
+fn a_folder_without_hard_links_is_shared() {
+    let (library, chunk) = (Library::default(), numbered(1, 3));
+    library.refuse_links();
+    let (_a, first) = library.machine();
+    first.put(chunk.clone()).unwrap();
+    sent(&first);
+    assert_eq!((stats(&first).sent, stats(&first).stuck), (1, None));
+    assert_eq!(library.read(&object(&chunk.key())).unwrap(), chunk.to_bytes());
+    let objects = first.objects().unwrap();
+    assert!(objects.create("library.json", b"1".to_vec()).unwrap().is_some());
+    assert!(objects.create("library.json", b"2".to_vec()).unwrap().is_none());
+}
+
 /// An object store that answers and takes nothing is read, and gets what waits once it takes something.
 #[test]
 fn an_object_store_without_room_is_read() {

@@ -78,6 +78,32 @@ fn what_one_machine_changes_is_changed_on_all_of_a_folder() {
     what_one_machine_changes_is_changed_on_all(&Folder(tempfile::tempdir().unwrap()));
 }
 
+/// A document that is cut anew, as after an upgrade, has other chunks: garbage is what no document names.
+#[test]
+fn keys_of_a_document_that_is_cut_anew_are_told() {
+    let bucket = Memory::new();
+    let (one, two) = (bucket.machine(), bucket.machine());
+    let id = put(&one.documents, "", "text", &[1]).unwrap().id;
+    sync(&two.documents);
+    let cut_anew = |machine: &Machine, keys: &[u8]| {
+        let new = new_document("", "text", keys);
+        machine.documents.local.replace_chunks("", &id, &new, "second").unwrap();
+    };
+    cut_anew(&one, &[1]);
+    assert!(one.documents.local.unsent(None, 9).unwrap().is_empty());
+    cut_anew(&one, &[9]);
+    sync(&one.documents);
+    let three = bucket.machine();
+    sync(&three.documents);
+    assert_eq!(three.documents.local.chunk_keys("", &id).unwrap(), [1, 9].map(key));
+    // A machine that has not heard of a removal does not undo it.
+    cut_anew(&two, &[8]);
+    remove_all(&one.documents, "", &id);
+    two.list_next();
+    sync(&two.documents);
+    assert!(list(&two.documents, "").is_empty() && one.names().is_empty());
+}
+
 /// Two machines that put the same document at once have one, created at one time, with the chunk keys of both.
 pub(super) fn both_put_the_same(bucket: &dyn Bucket, rounds: u8) {
     let (one, two) = (bucket.machine(), bucket.machine());
