@@ -37,7 +37,7 @@ pub(crate) struct Shapes {
 }
 
 impl Shapes {
-    /// Those of Llama 3 8B.
+    /// Shapes of Llama 3 8B.
     pub(crate) fn llama_8b() -> Shapes {
         Shapes {
             layer: Layer { hidden: 4096, heads: 32, kv_heads: 8, head_dim: 128, intermediate: 14_336 },

@@ -88,7 +88,7 @@ Examples:
     \"Write a handbook from these documents.\"
   refrain generate --evict morph_kv:capacity=2048,window=32 \"Explain …\" \\
     > answer.md
-  refrain generate --evict streaming_llm --ignore-end --max-tokens 50000 \\
+  refrain generate --evict streaming_llm --ignore-eos --max-tokens 50000 \\
     \"Count.\"
 
 The text goes to standard output; at a terminal, lines are broken at its width and a line below \

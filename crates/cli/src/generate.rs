@@ -60,7 +60,7 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
         eviction: policy.built.clone(),
         grammar,
         speculative_tokens: args.speculation.num_speculative_tokens,
-        ignore_eos: args.ignore_end,
+        ignore_eos: args.ignore_eos,
         ..GenerateRequest::new(method.built.clone(), sampling.clone())
     };
     let mut page = Page::new(context, prompt.len());

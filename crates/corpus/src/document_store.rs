@@ -147,7 +147,7 @@ pub struct SharingStats {
     pub unsent: u64,
     /// Times that the replica was brought in line, wholly or in part, since the store was opened.
     pub syncs: u64,
-    /// Those that left something to be done.
+    /// Syncs that left something to be done.
     pub failures: u64,
     /// Objects that are no documents, or not those of their names, each time that one was met.
     pub broken: u64,

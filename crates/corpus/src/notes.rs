@@ -21,13 +21,13 @@ pub(super) const SHARING: TableDefinition<&str, &[u8]> = TableDefinition::new("s
 pub(crate) struct Note {
     /// The document is stored, with its chunk keys.
     pub(crate) put: bool,
-    /// It is pinned, or is not.
+    /// The document's pin was set or taken away.
     pub(crate) pin: bool,
-    /// It is removed.
+    /// The document is removed.
     pub(crate) removal: bool,
-    /// It was stored before this machine came to the object store, or came back there: a removal that the object store remembers holds.
+    /// The document was stored before this machine came to the object store, or came back there: a removal that the object store remembers holds.
     pub(crate) before: bool,
-    /// It is removed, and its chunks are deleted on this machine.
+    /// The document is removed, and its chunks are deleted on this machine.
     pub(crate) deleted: bool,
 }
 

@@ -25,7 +25,7 @@ pub const MAX_PDF_OPERATIONS: usize = 100_000_000;
 /// Texts of a page of a PDF that stand apart from those before them: each takes a hundred bytes, and a plan with many labels has some ten thousand.
 pub const MAX_PAGE_SPANS: usize = if cfg!(test) { 1 << 12 } else { 1 << 19 };
 
-/// Those of all pages.
+/// Such texts of all pages of a PDF.
 pub const MAX_SPANS: usize = 1 << 23;
 
 /// Maps of codes that the fonts of a PDF name: each takes up to half a megabyte.

@@ -18,7 +18,7 @@ pub enum Error {
     Device {
         /// The device that was chosen, as `cuda:1`, or its name.
         device: String,
-        /// What is missing there.
+        /// The reason why it cannot compute.
         reason: String,
     },
     /// A step that the device could not do: its memory has run out, or it has failed for good.

@@ -21,11 +21,11 @@ pub struct RequestStats {
     pub device: String,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Those of document chunks.
+    /// Prompt tokens of document chunks.
     pub document_tokens: usize,
     /// Prompt tokens whose keys and values were read from the cache at one layer at least.
     pub cached_tokens: usize,
-    /// Those of `cached_tokens` whose chunk, or system part, was prefilled for this request; no earlier one had left them.
+    /// Cached tokens whose chunk, or system part, was prefilled for this request; no earlier one had left them.
     pub prefilled_tokens: usize,
     /// First tokens of the prompt whose keys and values an earlier request had left in the prefix cache; they count among
     /// `cached_tokens`.
@@ -93,7 +93,7 @@ pub struct RequestStats {
     pub answer_tokens: usize,
     /// Tokens that were proposed from what was said before and verified in a step of decoding.
     pub draft_tokens: usize,
-    /// Those of them that were right.
+    /// Proposed tokens that were accepted.
     pub accepted_draft_tokens: usize,
     /// Bytes allocated for the keys and values that the answer was decoded with.
     pub kv_bytes: usize,
@@ -265,7 +265,7 @@ impl RequestStats {
         }
     }
 
-    /// Those of `cached_tokens` that earlier requests had left.
+    /// Cached tokens that earlier requests had left.
     pub fn found_tokens(&self) -> usize {
         self.cached_tokens - self.prefilled_tokens
     }

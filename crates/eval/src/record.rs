@@ -100,7 +100,7 @@ pub struct Cost {
     /// the store had no room for them.
     #[serde(default)]
     pub prefilled_chunks: usize,
-    /// Those of document chunks.
+    /// Prompt tokens of document chunks.
     pub document_tokens: usize,
     /// Tokens of the answer.
     pub answer_tokens: usize,

@@ -99,7 +99,7 @@ impl PromptLayout {
         top_k(&own, count).into_iter().map(|i| candidates[i as usize]).collect()
     }
 
-    /// Those of `tokens` (ascending) that lie in chunks which are not exact.
+    /// The `tokens` (ascending) that lie in chunks which are not exact.
     pub fn candidates(&self, tokens: &[u32]) -> Vec<u32> {
         let within = |span: Span| {
             let from = tokens.partition_point(|token| *token < span.start);

@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct RunProgress {
     /// Shards of the job.
     pub shards: usize,
-    /// Those that are done, as far as this runner knows.
+    /// Shards that are done, as far as this runner knows.
     pub done: usize,
     /// The shard that it works on; none while it waits for others.
     pub shard: Option<usize>,

@@ -14,9 +14,9 @@ pub struct Status {
     pub kind: String,
     /// Shards in all.
     pub shards: usize,
-    /// Those that are done.
+    /// Shards that are done.
     pub done: usize,
-    /// Those that nobody works on.
+    /// Shards that nobody works on.
     pub open: usize,
     /// The others.
     pub claimed: Vec<ClaimedShard>,

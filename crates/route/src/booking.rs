@@ -9,9 +9,9 @@ use crate::state::Load;
 #[derive(Debug, Default)]
 pub(crate) struct Own {
     running: AtomicU32,
-    /// Those without a first token.
+    /// Requests without a first token.
     waiting: AtomicU32,
-    /// Those among the waiting ones that the worker decodes as of its latest report: an answer that comes whole has no first token here.
+    /// Waiting requests that the worker decodes as of its latest report: an answer that comes whole has no first token here.
     decoded: AtomicU32,
     /// Microseconds of work of the waiting ones, as estimated when they were booked.
     work: AtomicU64,

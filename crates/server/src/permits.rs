@@ -34,7 +34,7 @@ pub(crate) struct Permit {
 }
 
 impl Permits {
-    /// So many permits, of which one key may hold `limit_of_key`.
+    /// `limit` permits, of which one key may hold `limit_of_key`.
     pub(crate) fn new(limit: usize, limit_of_key: usize) -> Permits {
         Permits(Arc::new(Shared { limit, limit_of_key, turns: Mutex::default() }))
     }

@@ -115,7 +115,7 @@ impl Folder {
         chunk_path(&self.root, key)
     }
 
-    /// Where the aux tensors is, or would be.
+    /// Where the aux tensors are, or would be.
     pub(crate) fn aux_path(&self, key: &ChunkKey, kind: &str) -> PathBuf {
         aux_path(&self.root, key, kind)
     }
@@ -125,7 +125,7 @@ impl Folder {
         open_chunk(&self.path(key), key)
     }
 
-    /// The same for a chunk whose identity is known. The file stands at its first layer.
+    /// The file of a chunk, if its header has this identity. It stands at its first layer.
     pub(crate) fn open_known(&self, id: &ChunkId, key: &ChunkKey) -> Result<Option<(File, Header)>, Problem> {
         let opened = open_file(&self.path(key))?;
         match opened.as_ref().and_then(|(_, header)| header.id.difference(id)) {

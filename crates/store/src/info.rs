@@ -18,7 +18,7 @@ use crate::{BosPolicy, Chunk, ChunkId, ChunkKey, KvQuantization, Problem, StoreE
 pub enum Scope<'a> {
     /// Everybody's: for the owner of the folder.
     All,
-    /// Those of one namespace.
+    /// Chunks of one namespace.
     Namespace(&'a str),
 }
 

@@ -43,9 +43,9 @@ const UNKNOWN_COMPUTE: Duration = Duration::from_secs(1);
 /// Whether chunks are fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// They are. At that time they are late; without it they never are.
+    /// Chunks are fetched. At that time they are late; without it they never are.
     Fetch(Option<Instant>),
-    /// They are computed. One of them is fetched beside it where measurements are old.
+    /// Chunks are computed. One of them is fetched beside it where measurements are old.
     Compute { measure: bool },
 }
 

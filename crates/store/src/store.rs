@@ -75,7 +75,7 @@ impl Store {
         Ok(self.reader(id)?.and_then(|reader| reader.chunk()))
     }
 
-    /// The same layer by layer: only the header of a file is read and verified before this returns.
+    /// A reader of the chunk, layer by layer: only the header of a file is read and verified before this returns.
     ///
     /// # Errors
     /// If no chunk can have this identity: it is empty or too large.
@@ -355,7 +355,7 @@ impl Store {
         self.0.folder()
     }
 
-    /// As many open files as there may be.
+    /// Takes all places of open files, for tests.
     #[cfg(test)]
     pub(crate) fn other_open_files(&self) -> Vec<Arc<()>> {
         self.0.other_open_files()

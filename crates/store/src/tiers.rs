@@ -58,7 +58,7 @@ pub(crate) struct Tiers {
     /// Chunks that are on their way from there.
     #[cfg(feature = "remote")]
     pub(crate) in_flight: Mutex<BTreeMap<ChunkKey, Arc<InFlightChunk>>>,
-    /// Those who keep copies of chunks.
+    /// Keepers of copies of chunks, such as devices.
     pub(crate) keepers: Keepers,
     pub(crate) counters: Counters,
     /// Whether the last file could not be written, which the log tells once.
@@ -289,7 +289,7 @@ impl Tiers {
         outcome
     }
 
-    /// As many open files as there may be.
+    /// Takes all places of open files, for tests.
     #[cfg(test)]
     pub(crate) fn other_open_files(&self) -> Vec<Arc<()>> {
         vec![self.open_files.clone(); self.max_open_files]

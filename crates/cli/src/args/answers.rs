@@ -94,10 +94,10 @@ pub(crate) struct Generate {
     #[arg(long, value_name = "POLICY", default_value = "morph_kv")]
     pub(crate) evict: String,
     /// Go on past the model's end token, up to --max-tokens
-    #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
+    #[arg(long, alias = "ignore-end", value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
           require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true,
           hide_possible_values = true, value_parser = BoolishValueParser::new())]
-    pub(crate) ignore_end: bool,
+    pub(crate) ignore_eos: bool,
     #[command(flatten)]
     pub(crate) speculation: SpeculationArgs,
     #[command(flatten)]

@@ -17,7 +17,7 @@ pub(crate) enum Store {
     Stats,
     /// List the chunks of the own namespace
     Ls {
-        /// Those of all namespaces
+        /// Chunks of all namespaces
         #[arg(long)]
         all: bool,
     },

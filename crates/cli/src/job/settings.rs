@@ -54,7 +54,7 @@ pub(super) struct IngestSettings {
 }
 
 impl Computing {
-    /// Those of the options.
+    /// The settings that the options give.
     pub(super) fn of(context: &Context) -> Computing {
         let global = &context.global;
         Computing {
@@ -100,7 +100,7 @@ impl Computing {
 }
 
 impl IngestSettings {
-    /// Those of the options, for a method with its options and the system message of prompts to come.
+    /// The settings that the options give, for a method with its options and the system message of prompts to come.
     ///
     /// # Errors
     /// If the model is missing or broken, no object store is named, or the prefix cannot be read.

@@ -74,7 +74,7 @@ fn a_long_text_goes_to_standard_output_and_how_it_goes_to_standard_error() {
         "--evict",
         "morph_kv:capacity=48,window=8",
         // How soon a small model ends by itself depends on the machine's rounding.
-        "--ignore-end",
+        "--ignore-eos",
     ];
     let ran = home.run(&words).good();
     assert!(!ran.out.trim().is_empty());
@@ -84,7 +84,7 @@ fn a_long_text_goes_to_standard_output_and_how_it_goes_to_standard_error() {
     let evict = answer["evict"].as_str().unwrap();
     assert!(evict.starts_with("morph_kv:") && evict.contains("capacity=48"), "{evict}");
     // Past the end token, if asked to.
-    let on = ["generate", "Say yes.", "--max-tokens", "40", "--ignore-end"];
+    let on = ["generate", "Say yes.", "--max-tokens", "40", "--ignore-eos"];
     assert_eq!(home.json(&on)["stats"]["answer_tokens"], 40);
     home.run(&["generate", "-"]).failed(2, &["prompt is empty", "standard input"]);
     home.run(&["methods", "morph"]).failed(2, &["morph_kv", "cache_blend"]);

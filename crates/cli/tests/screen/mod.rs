@@ -67,7 +67,7 @@ fn a_stopped_text_ends_with_its_statistics() {
     }
     let home = Home::new();
     let words =
-        ["generate", "Count to a thousand.", "--ignore-end", "--evict", "full", "--max-tokens", "4000"];
+        ["generate", "Count to a thousand.", "--ignore-eos", "--evict", "full", "--max-tokens", "4000"];
     let shown = home.screen(80, r"\d{2} tokens  ", &words).failed(130, &[]).out;
     assert!(shown.contains("prompt tokens; TTFT"), "{shown}");
     assert!(!shown.contains("tokens/s  KV"), "{shown}");
@@ -81,7 +81,7 @@ fn a_terminated_text_ends_with_its_statistics() {
         return;
     }
     let home = Home::new();
-    let words = ["generate", "Count to a thousand.", "--ignore-end", "--max-tokens", "4000"];
+    let words = ["generate", "Count to a thousand.", "--ignore-eos", "--max-tokens", "4000"];
     let mut command = home.command(&words);
     let mut text = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     text.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();

@@ -54,9 +54,9 @@ pub(super) struct Input<'a, M> {
 /// The last step of a product: where its result goes.
 #[derive(Clone, Copy)]
 pub(super) enum Epilogue {
-    /// It is stored.
+    /// The product is stored.
     Store,
-    /// It is added to what is there.
+    /// The product is added to what is there.
     Add,
     /// Gates are applied.
     Gate(Activation),

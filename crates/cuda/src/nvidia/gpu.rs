@@ -29,7 +29,7 @@ pub(super) struct Gpu {
 #[derive(Debug, Default)]
 struct Streams {
     all: Vec<Arc<Stream>>,
-    /// Those that no queue has.
+    /// Indices in `all` of streams that no queue has.
     free: Vec<usize>,
 }
 

@@ -10,7 +10,7 @@ const MAX_COLUMNS: u16 = 1000;
 #[derive(Default)]
 pub(crate) struct Table {
     rows: Vec<Row>,
-    /// Those rows and their cells.
+    /// Rows read so far, and their cells.
     cells: usize,
     /// Bytes of the text in those cells.
     bytes: usize,

@@ -26,7 +26,7 @@ pub struct IngestReport {
     pub chunks: usize,
     /// Chunks that had to be computed; the others were in the store.
     pub computed: usize,
-    /// Those of them that were in the store and lacked a method's summary only.
+    /// Computed chunks that were in the store and lacked a method's summary alone.
     pub summarised: usize,
     /// Chunk files that were broken, and are computed again.
     pub repaired: usize,

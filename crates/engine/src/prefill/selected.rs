@@ -136,7 +136,7 @@ impl SelectedLayers {
         self.needed.len() - system - layout.question.len()
     }
 
-    /// Those among them of parts that were prefilled for this request.
+    /// Cached positions of parts that were prefilled for this request.
     pub(crate) fn prefilled_tokens(&self, context: &PassContext) -> usize {
         let prefilled = context.segments.iter().filter(|segment| segment.computed);
         let needed = |span: Span| (self.needed.before(span.end) - self.needed.before(span.start)) as usize;

@@ -21,7 +21,7 @@ pub(crate) struct PrefillStats {
     pub(crate) cached_tokens: usize,
     /// Document tokens whose cached keys and values are exact.
     pub(crate) exact_tokens: usize,
-    /// Those of `cached_tokens` of parts that were prefilled for this request.
+    /// Cached tokens of parts that were prefilled for this request.
     pub(crate) prefilled_tokens: usize,
     /// First tokens of the prompt that came out of the prefix cache.
     pub(crate) prefix_tokens: usize,

@@ -36,7 +36,7 @@ struct Context<'a> {
 struct Scores {
     /// `⟨Q̂_i, K̄[b]⟩`
     raw: Vec<f32>,
-    /// The same for comparison with those of other documents.
+    /// Scores scaled so that blocks of different documents compare.
     normal: Vec<f32>,
 }
 

@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Update {
-    /// They are merged (eq. 4).
+    /// Recomputed keys and values are merged with the cached ones (eq. 4).
     Fusion,
-    /// They are overwritten.
+    /// Recomputed keys and values replace the cached ones.
     Overwrite,
 }
 
@@ -207,7 +207,7 @@ impl SamKv {
         context.len().div_ceil(self.block)
     }
 
-    /// Those of `blocks` that are neither initial nor local.
+    /// The `blocks` that are neither initial nor local.
     pub(crate) fn middle(&self, blocks: usize) -> std::ops::Range<usize> {
         self.initial.min(blocks)..blocks.saturating_sub(self.local).max(self.initial.min(blocks))
     }

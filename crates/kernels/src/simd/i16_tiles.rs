@@ -316,7 +316,7 @@ pub(crate) struct Scales<'a> {
 }
 
 impl Scales<'_> {
-    /// Those of keys, logarithms of those of values and their inverses, one after the other.
+    /// Reads scales of keys, logarithms of scales of values and their inverses, which stand one after the other.
     ///
     /// # Panics
     /// If there are not three numbers for each slot.

@@ -5,7 +5,7 @@ use super::message::{Message, ToolCall};
 use super::split::Layout;
 
 impl Layout {
-    /// The same conversation with tools, calls and results as text, for a template that does not write tools
+    /// The conversation with tools, calls and results as text, for a template that does not write tools
     /// ([`ModelError::ToolsIgnored`](crate::ModelError::ToolsIgnored)): the tools are told in the system message, calls
     /// are the assistant's text, and results the user's, all in the words of Qwen2.5's template. The model then calls
     /// tools in the format [`ToolCallFormat::Hermes`](crate::ToolCallFormat::Hermes), as far as it is able to.

@@ -56,7 +56,7 @@ struct Stage {
     pre_tokenizer: Option<PreTokenizerWrapper>,
     /// All added tokens.
     parse: AddedVocabulary,
-    /// Those that a user's text may give.
+    /// Added tokens that a user's text may give.
     plain: AddedVocabulary,
 }
 

@@ -57,7 +57,7 @@ fn likely(tokens: &[Token]) -> Vec<(u32, &TokenLogprobs)> {
 }
 
 impl Logprobs {
-    /// Those of a chat's tokens; none if no token has any.
+    /// Log probabilities of a chat's tokens; none if no token has any.
     pub(super) fn of_chat(tokenizer: &Tokenizer, tokens: &[Token]) -> Option<Logprobs> {
         let alternative = |id: u32, logprob: f32| {
             let bytes = tokenizer.bytes_of(id);
@@ -71,7 +71,7 @@ impl Logprobs {
         (!content.is_empty()).then_some(Logprobs::Chat(ChatLogprobs { content, refusal: None }))
     }
 
-    /// Those of a completion's tokens, of which the first stands at the character `next`; none if no token has any.
+    /// Log probabilities of a completion's tokens, of which the first stands at the character `next`; none if no token has any.
     pub(super) fn of_completion(
         tokenizer: &Tokenizer,
         tokens: &[Token],

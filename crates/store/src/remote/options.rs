@@ -27,12 +27,13 @@ const MARKS: [&str; 2] = ["library.json", "changes"];
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FetchPolicy {
-    /// What is expected to take less time, by the rates that the machine has measured; a fetch that is late races the computation.
+    /// Chunks are fetched or computed, by which is expected to take less time at the rates that the machine has measured; a late fetch races the
+    /// computation.
     #[default]
     Auto,
-    /// They are fetched, and computed only if they do not come.
+    /// Chunks are fetched, and computed only if they do not come.
     Fetch,
-    /// They are computed.
+    /// Chunks are computed.
     Compute,
 }
 

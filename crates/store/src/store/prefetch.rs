@@ -70,7 +70,7 @@ impl Store {
         Fetched { chunks: chunks.len(), passed_over: missing.len() - asked }
     }
 
-    /// Those of the chunks of which something is neither here nor on its way, and those that are on their way.
+    /// Chunks of which something is neither here nor on its way, and chunks that are on their way.
     fn missing<'a>(
         &self,
         wanted: &'a [WantedChunk],

@@ -64,7 +64,7 @@ pub(super) struct Counts {
     pub(super) prompt: usize,
     /// `usage.prompt_tokens_details.cached_tokens`
     pub(super) cached: usize,
-    /// Those of them that came out of the prefix cache.
+    /// Cached tokens that came out of the prefix cache.
     pub(super) prefix: usize,
     pub(super) answer: usize,
     pub(super) drafted: usize,

@@ -20,7 +20,7 @@ pub(super) enum Part {
     FirstTurns,
     LaterTurns,
     Kind(Kind),
-    /// Those of a key, by its number from 1.
+    /// Requests of one key, by its number from 1.
     Key(usize),
 }
 

@@ -1,4 +1,4 @@
-//! The same over a real S3 server (moto, from the Python package index), behind a proxy that can drop connections. Skipped, saying so,
+//! Documents shared over a real S3 server (moto, from the Python package index), behind a proxy that can drop connections. Skipped, saying so,
 //! where moto is not installed.
 
 use std::cell::RefCell;

@@ -128,7 +128,7 @@ pub(super) struct SchemaFormat {
 }
 
 impl ResponsesRequest {
-    /// The same request of a chat, with where its messages stand in `input`.
+    /// The request as one of a chat, with where its messages stand in `input`.
     ///
     /// # Errors
     /// If a field is wrong or not supported.
