@@ -176,7 +176,7 @@ def measure(given, port):
     for asked in questions + warm[::2]:
         first.ask(asked)
     wait_until("chunks are sent", lambda: first.metric("store_remote_pending") == 0)
-    print(f"{first.metric('store_remote_sent_bytes') / first.metric('store_remote_sent') / 1e6:.1f} MB a chunk\n")
+    print(f"{first.metric('store_remote_sent_bytes_total') / first.metric('store_remote_sent_total') / 1e6:.1f} MB a chunk\n")
     first.stop()
     print("| object store | policy | TTFT p50 (s) | mean (s) | longest (s) | fetched | passed over | races won | lost |")
     print("|---|---|---|---|---|---|---|---|---|")
@@ -188,10 +188,10 @@ def measure(given, port):
             for asked in warm:
                 server.ask(asked)
             names = ["fetched", "passed_over", "races_won", "races_lost"]
-            before = [server.metric(f"store_remote_{name}") for name in names]
+            before = [server.metric(f"store_remote_{name}_total") for name in names]
             network.delay, network.hangs = delay, hangs
             took = [server.ask(asked) for asked in questions]
-            after = [server.metric(f"store_remote_{name}") for name in names]
+            after = [server.metric(f"store_remote_{name}_total") for name in names]
             counts = " | ".join(str(now - then) for now, then in zip(after, before))
             times = " | ".join(f"{value:.2f}" for value in (statistics.median(took), statistics.mean(took), max(took)))
             print(f"| {name} | {policy} | {times} | {counts} |", flush=True)

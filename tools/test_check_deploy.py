@@ -11,7 +11,7 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 
 ROOT = Path(__file__).resolve().parent.parent
-# A file of the chart, what stands there, what is put in its place, and a part of what is said then.
+# A file of the chart, what stands there, what is put in its place, a part of what is said then, and the values if not those of fleet.
 FAULTS = [
     ("templates/engine.yaml", "podManagementPolicy:", "podManagmentPolicy:", "podManagmentPolicy"),
     ("templates/engine.yaml", '"shutdown-timeout"', '"drain-timeout"', "no option --drain-timeout"),
@@ -27,6 +27,9 @@ FAULTS = [
     ("values.schema.json", '"mode": {"enum": ["plain", "fleet", "job"]}', '"mode": {"type": "string"}', "takes the values"),
     ("values.yaml", "startupSeconds: 600", "startupSeconds: 0", "startupSeconds"),
     ("README.md", "| `engine.drainSeconds` |", "| engine.drainSeconds |", "does not tell of engine.drainSeconds"),
+    ("templates/engine.yaml", '"host" .Values.host', '"host" "0.0.0.0"', "refrain lacks --host=::", "fleet-all"),
+    ("templates/gateway.yaml", '"host" .Values.host', '"host" "0.0.0.0"', "gateway lacks --host=::", "fleet-all"),
+    ("templates/monitoring.yaml", "name: {{ .secret }}", "name: {{ .key }}", "not prometheus", "plain-all"),
     ("ci/fleet-values.yaml", "mode: fleet", "mode: fleet\nengine: {options: {ubatch-sizes: 3}}", "worker has no option --ubatch-sizes"),
 ]
 
@@ -61,8 +64,8 @@ class CheckDeploy(unittest.TestCase):
         self.assertEqual(self.failures("values.yaml", "mode: plain", "mode: plain"), [])
 
     def test_each_fault_of_the_chart_is_told(self):
-        for file, old, new, told in FAULTS:
-            failures = self.failures(file, old, new)
+        for file, old, new, told, *mode in FAULTS:
+            failures = self.failures(file, old, new, *mode)
             self.assertTrue(any(told in failure for failure in failures), f"{new}: {failures}")
 
     def test_each_fault_of_mode_job_is_told(self):
@@ -101,6 +104,7 @@ class CheckDeploy(unittest.TestCase):
             ("REFRAIN_MODEL", "REFRAIN_MODLE", "does not read REFRAIN_MODLE"),
             ("  data:\n", "  date:\n", "data is no volume"),
             ("depends_on: [other]", "depends_on: [none]", "waits for no service"),
+            ("{image: b}", "{image: b, restart: always}", "its log grows"),
         ]:
             compose = (
                 "services:\n  a:\n    image: refrain:0\n    read_only: true\n    command: [serve, --threads=2]\n"

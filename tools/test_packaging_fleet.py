@@ -207,8 +207,11 @@ class Metrics(unittest.TestCase):
             self.assertTrue(named, expression)
             for name in named:
                 self.assertIn(name, known, expression)
-            for counter in re.findall(r"\brefrain_\w+_(?:total|bucket)\b", expression):
-                self.assertIn(f"rate({counter}[", expression)
+            unlabelled = re.sub(r"\{.*?\}", "", expression)
+            for counter in re.findall(r"\brefrain_\w+_(?:total|bucket)\b", unlabelled):
+                self.assertRegex(unlabelled, rf"\b(?:rate|increase)\({counter}\[")
+            # The values of a counter that begins anew are no differences.
+            self.assertNotRegex(expression, r"\bi?delta\(")
 
     def test_the_dashboards_share_a_data_source_and_differ_in_their_names(self):
         dashboards = [json.loads(text(f"docs/{name}.json")) for name in ["grafana", "grafana-gateway"]]

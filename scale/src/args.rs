@@ -306,7 +306,7 @@ pub(crate) struct Gateway {
     /// File of the accepted API keys (`refrain key new`); without it, no request needs a key
     #[arg(long, value_name = "FILE", env = "REFRAIN_API_KEY_FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
-    /// Certificate chain (PEM) for TLS
+    /// Certificate chain (PEM) for TLS; a new one is in use within a minute
     #[arg(long, value_name = "FILE", requires = "ssl_keyfile", env = "REFRAIN_SSL_CERTFILE")]
     pub(crate) ssl_certfile: Option<PathBuf>,
     /// Private key (PEM) of the certificate

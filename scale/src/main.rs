@@ -34,6 +34,7 @@ fn main() -> Result<()> {
     raise_open_files();
     // Two providers are linked, and without a choice the first connection would panic.
     let _ = rustls::crypto::ring::default_provider().install_default();
+    refrain_server::end_as_first_process();
     let matches = args::command().get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -99,7 +100,10 @@ async fn run_gateway(args: args::Gateway) -> Result<()> {
     say(&format!("gateway at {scheme}://{address}/v1"))?;
     let (router, limit) = (gateway::router(gateway.clone()), common.body_timeout);
     let shutdown = common.shutdown_timeout;
-    listener.serve_routes(router, (limit, shutdown), stop, gateway.drain(shutdown)).await;
+    listener
+        .counting(gateway.refusals())
+        .serve_routes(router, (limit, shutdown), stop, gateway.drain(shutdown))
+        .await;
     follower.abort();
     anyhow::ensure!(
         !is_lost.load(Relaxed),

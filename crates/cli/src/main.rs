@@ -50,6 +50,7 @@ use crate::settings::Context;
 
 fn main() -> ExitCode {
     keep_large_memory_apart();
+    refrain_server::end_as_first_process();
     raise_open_files();
     let given: Vec<OsString> = std::env::args_os().collect();
     let (json, result) = match parse(&given) {

@@ -4,15 +4,20 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use opentelemetry::trace::TracerProvider as _;
-use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
+use opentelemetry::Key;
+use opentelemetry::propagation::TextMapPropagator as _;
+use opentelemetry::trace::{TraceContextExt as _, TracerProvider as _};
+use opentelemetry_http::{Bytes, HeaderExtractor, HttpClient, HttpError, Request, Response};
 use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig as _, WithHttpConfig as _};
 use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::SdkTracerProvider;
-use tracing::Subscriber;
+use tracing::{Span, Subscriber};
+use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::registry::LookupSpan;
+use ureq::http::HeaderMap;
 
 use crate::http::config_for;
 
@@ -26,6 +31,25 @@ const ANSWER: u64 = 1 << 20;
 pub(crate) fn collector(given: Option<&str>) -> Option<String> {
     let variable = || std::env::var("OTEL_EXPORTER_OTLP_ENDPOINT").ok().filter(|url| !url.is_empty());
     given.map(str::to_owned).or_else(variable)
+}
+
+/// The program that spans are of: its name is `refrain` where neither OTEL_SERVICE_NAME nor OTEL_RESOURCE_ATTRIBUTES gives one.
+fn resource() -> Resource {
+    let found = Resource::builder().build();
+    let name = found.get(&Key::from_static_str("service.name"));
+    match name.is_some_and(|name| !name.as_str().starts_with("unknown_service")) {
+        true => found,
+        false => Resource::builder().with_service_name("refrain").build(),
+    }
+}
+
+/// Makes a request's span a part of the trace that its header `traceparent` names.
+pub(crate) fn set_parent(span: &Span, headers: &HeaderMap) {
+    let context = TraceContextPropagator::new().extract(&HeaderExtractor(headers));
+    if context.span().span_context().is_valid() {
+        // A span that no layer takes has no parent.
+        let _ = span.set_parent(context);
+    }
 }
 
 /// An exporter of spans. [`Export::end`] sends those that are left.
@@ -48,9 +72,8 @@ impl Export {
             .with_endpoint(format!("{}/v1/traces", url.trim_end_matches('/')))
             .build()
             .with_context(|| format!("cannot send spans to {url}"))?;
-        let resource = Resource::builder().with_service_name("refrain").build();
         let provider =
-            SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build();
+            SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource()).build();
         Ok(Export(provider))
     }
 

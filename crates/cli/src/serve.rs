@@ -53,6 +53,10 @@ pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
     let prefix_cache = usize::try_from(args.prefix_cache_memory_bytes).unwrap_or(usize::MAX);
     let engine = engine.with_prefix_cache(prefix_cache);
     let chosen = context.choice_of(&method.spec).map(|choice| choice.why.clone());
+    #[cfg(feature = "otlp")]
+    if export.is_some() {
+        options.set_parent = Some(crate::otlp::set_parent);
+    }
     options.method_reason = chosen.unwrap_or_else(|| "given to the server".to_owned());
     options.prefix = match context.prefix()? {
         // Clients have no use for a path of this machine.

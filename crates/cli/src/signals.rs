@@ -54,6 +54,7 @@ impl Interrupt {
         let entered = runtime.enter();
         let mut sigterm = hears_sigterm.then(Sigterm::listen).transpose()?;
         drop(entered);
+        refrain_server::leave_signals(hears_sigterm);
         let hear = move || {
             runtime.block_on(async {
                 while next(sigterm.as_mut()).await.is_ok() {

@@ -114,16 +114,24 @@ impl ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the server failed to answer; its log says why")
     }
 
-    pub(crate) fn body(&self) -> ErrorResponse {
-        let kind = match self.status {
+    fn kind(&self) -> &'static str {
+        match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
             StatusCode::FORBIDDEN => "permission_error",
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             status if status.is_server_error() => "server_error",
             _ => "invalid_request_error",
-        };
+        }
+    }
+
+    /// The word by which logs and metrics tell of the error: its code, or else its type.
+    pub(crate) fn word(&self) -> &'static str {
+        self.code.unwrap_or_else(|| self.kind())
+    }
+
+    pub(crate) fn body(&self) -> ErrorResponse {
         let (message, param, code) = (self.message.clone(), self.param.clone(), self.code);
-        ErrorResponse { error: ErrorBody { message, r#type: kind, param, code } }
+        ErrorResponse { error: ErrorBody { message, r#type: self.kind(), param, code } }
     }
 }
 

@@ -15,7 +15,7 @@ use tracing::info_span;
 use crate::api_error::ApiError;
 use crate::job::{Event, GenerateJob, Job};
 use crate::queue::{QueuedJob, Shared, UnderWay};
-use crate::running::{Client, RunningIngest, RunningPrefill, RunningSequence, emit, step};
+use crate::running::{Client, Panicked, RunningIngest, RunningPrefill, RunningSequence, emit, step};
 use crate::shares::Shares;
 
 /// While prompts or ingests compute, a decode step is due after this many times its own duration: a quarter of the time goes
@@ -156,8 +156,8 @@ impl Compute {
                         bytes,
                         prefill_span,
                     }),
-                    Ok(Err(error)) => client.fail(error.into()),
-                    Err(_) => client.fail(ApiError::internal(&"a computation panicked")),
+                    Ok(Err(error)) => client.fail(&self.shared.metrics, error),
+                    Err(_) => client.fail(&self.shared.metrics, Panicked),
                 }
             }
         }
@@ -229,8 +229,8 @@ impl Compute {
             {
                 match advanced {
                     Ok(Ok(_)) => self.first_token(running),
-                    Ok(Err(error)) => running.client.fail(error.into()),
-                    Err(_) => running.client.fail(ApiError::internal(&"a computation panicked")),
+                    Ok(Err(error)) => running.client.fail(&self.shared.metrics, error),
+                    Err(_) => running.client.fail(&self.shared.metrics, Panicked),
                 }
             }
             return true;
@@ -245,7 +245,7 @@ impl Compute {
         let finished = catch_unwind(AssertUnwindSafe(|| prefill.finish()));
         drop(prefill_span);
         let Ok(Some(sequence)) = finished else {
-            return client.fail(ApiError::internal(&"a computation panicked"));
+            return client.fail(&self.shared.metrics, Panicked);
         };
         self.shared.metrics.first_token(arrived.elapsed(), sequence.stats());
         self.shared.count_prefill(started.elapsed(), sequence.stats());
@@ -280,8 +280,8 @@ impl Compute {
                     let _ = running.client.events.send(Event::Ingested(Box::new(report)));
                 }
                 Ok(Ok(_)) => self.ingests.push_back(running),
-                Ok(Err(error)) => running.client.fail(error.into()),
-                Err(_) => running.client.fail(ApiError::internal(&"a computation panicked")),
+                Ok(Err(error)) => running.client.fail(&self.shared.metrics, error),
+                Err(_) => running.client.fail(&self.shared.metrics, Panicked),
             }
             return true;
         }
@@ -338,10 +338,16 @@ impl Compute {
                 return Some(running);
             }
             let stepped = match running.sequence.undo_step() {
-                true => step(std::slice::from_mut(&mut running), &mut self.workspace),
+                true => {
+                    let span = running.client.span.clone();
+                    span.in_scope(|| step(std::slice::from_mut(&mut running), &mut self.workspace))
+                }
                 false => Err(error.clone()),
             };
-            stepped.map_err(|error| running.client.fail(error)).is_ok().then_some(running)
+            stepped
+                .map_err(|error| running.client.fail(&self.shared.metrics, error))
+                .is_ok()
+                .then_some(running)
         };
         self.sequences = std::mem::take(&mut self.sequences).into_iter().filter_map(goes_on).collect();
         self.workspace = DecodeWorkspace::default();

@@ -7,7 +7,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use refrain::engine::{Engine, RequestStats};
 
-use crate::metric_declarations::metrics;
+use crate::metric_declarations::{metrics, set_count};
 
 /// Seconds, summed up.
 type Seconds = Counter<f64, AtomicU64>;
@@ -19,8 +19,8 @@ metrics! {
         free: Gauge, "device_memory_free_bytes", "Bytes of the device's memory that are free";
         failed: Gauge, "device_failed", "1 if the device computes no more until a restart";
         chunk_bytes: Gauge, "device_chunk_cache_bytes", "Bytes of chunks in the device's own memory";
-        chunk_hits: Gauge, "device_chunk_cache_hits", "Layers of chunks that the device's own memory had";
-        chunk_misses: Gauge, "device_chunk_cache_misses", "Layers of chunks that the device's own memory had not";
+        chunk_hits: Counter, "device_chunk_cache_hits", "Layers of chunks that the device's own memory had";
+        chunk_misses: Counter, "device_chunk_cache_misses", "Layers of chunks that the device's own memory had not";
         copied: Counter, "device_copied_bytes", "Bytes of keys and values copied to the device's own memory";
         hidden: Seconds, "load_hidden_seconds", "Time in which keys and values were loaded while the computing thread did not wait for them";
         waited: Seconds, "load_wait_seconds", "Time in which the computing thread did nothing but wait for keys and values";
@@ -45,7 +45,7 @@ impl DeviceMetrics {
         self.failed.set(device.failure().is_some().into());
         let stats = engine.device_chunk_stats();
         self.chunk_bytes.set(stats.bytes as i64);
-        self.chunk_hits.set(stats.hits as i64);
-        self.chunk_misses.set(stats.misses as i64);
+        set_count(&self.chunk_hits, stats.hits);
+        set_count(&self.chunk_misses, stats.misses);
     }
 }

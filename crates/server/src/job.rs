@@ -1,7 +1,6 @@
 //! Jobs of the compute thread, and the events that their requests receive.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use refrain::engine::{Answer, GenerateRequest, Ingest, IngestProgress, IngestReport, Prompt, TokenEvent};
 use tokio::sync::mpsc::UnboundedSender;
@@ -65,9 +64,4 @@ pub(crate) fn send_token(events: &UnboundedSender<Event>, event: &TokenEvent<'_>
         kv_bytes: event.kv_bytes,
     };
     events.send(Event::Token(token)).is_ok()
-}
-
-/// The event of a job that was aborted: its deadline is over, or else the server shuts down.
-pub(crate) fn aborted(deadline: Instant) -> Event {
-    Event::Failed(if deadline <= Instant::now() { ApiError::timeout() } else { ApiError::shutting_down() })
 }

@@ -29,6 +29,8 @@ mod origin;
 mod permits;
 mod queue;
 mod random;
+mod request_id;
+mod request_span;
 mod running;
 mod scheduler;
 mod shares;
@@ -36,9 +38,7 @@ mod stop_signal;
 mod tenant;
 #[cfg(test)]
 mod testing;
-
-/// Header of a request's id, in logs and responses.
-pub const REQUEST_ID: axum::http::HeaderName = axum::http::HeaderName::from_static("x-request-id");
+mod tls;
 
 /// Target of log lines that contain prompts and answers.
 const TEXT_LOG: &str = "refrain::text";
@@ -53,6 +53,9 @@ pub use gateway::{
     ChunkPlan, HeldChunks, HeldLog, ModelCard, Rates, Report, TENANT_HEADER, short_key, sign_tenant,
     signed_tenant,
 };
-pub use listener::{Listener, tls};
+pub use listener::Listener;
 pub use options::{Limits, Options};
-pub use stop_signal::stop_signal;
+pub use request_id::{REQUEST_ID, request_id};
+pub use request_span::RequestSpan;
+pub use stop_signal::{end_as_first_process, leave_signals, stop_signal};
+pub use tls::{Tls, tls};

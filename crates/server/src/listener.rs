@@ -3,7 +3,6 @@
 use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -11,9 +10,9 @@ use std::task::Poll;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
-use axum::middleware::{Next, from_fn, map_response};
+use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::FutureExt as _;
 use hyper::server::conn::http1;
@@ -21,13 +20,12 @@ use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+use prometheus_client::metrics::counter::Counter;
 use refrain::store::{max_open_files, max_reader_files};
-use rustls::ServerConfig;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 
@@ -37,6 +35,9 @@ use crate::app::App;
 use crate::client_stream::{ClientStream, ReadAhead};
 use crate::error::Error;
 use crate::permits::Permits;
+use crate::request_id::{REQUEST_ID, request_id};
+use crate::request_span::PROBES;
+use crate::tls::Tls;
 
 /// Most open connections for requests of every kind.
 const MAX_CONNECTIONS: usize = 1024;
@@ -52,15 +53,15 @@ const PROBE_CONNECTIONS: usize = 64;
 /// of the server gets no answer but a refusal or a probe's on them.
 const PROBE_CONNECTIONS_OF_PEER: usize = PROBE_CONNECTIONS / 2;
 
-/// Paths by which others learn how a server is.
-const PROBES: [&str; 4] = ["/health", "/ready", "/metrics", "/internal/report"];
-
 /// Most time from a response to the next request on its connection. Google's balancers use a connection again for 600 seconds and others for
 /// less, and a request that is sent while its connection is being closed is lost.
 const KEEP_ALIVE: Duration = Duration::from_secs(620);
 
 /// Seconds after which a request can be sent again that was refused for the number of connections.
 const RETRY_CONNECTION: u64 = 5;
+
+/// Time between two looks at the files of the certificate.
+const RENEWAL: Duration = Duration::from_secs(60);
 
 /// The least time for the last events of streams, once nothing is computed any more.
 const LAST_EVENTS: Duration = Duration::from_secs(5);
@@ -69,36 +70,20 @@ const LAST_EVENTS: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Listener {
     listener: TcpListener,
-    tls: Option<Arc<ServerConfig>>,
+    tls: Option<Tls>,
     max_connections: usize,
-}
-
-/// The TLS configuration of a certificate chain and its private key, from PEM files.
-///
-/// # Errors
-/// If a file cannot be read, or key and certificate do not belong together.
-pub fn tls(certificates: &Path, key: &Path) -> Result<Arc<ServerConfig>, Error> {
-    let wrong = |path: &Path, reason: &dyn std::fmt::Display| Error::Tls {
-        path: path.display().to_string(),
-        reason: reason.to_string(),
-    };
-    let chain = CertificateDer::pem_file_iter(certificates).map_err(|error| wrong(certificates, &error))?;
-    let chain = chain.collect::<Result<Vec<_>, _>>().map_err(|error| wrong(certificates, &error))?;
-    let own = PrivateKeyDer::from_pem_file(key).map_err(|error| wrong(key, &error))?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| wrong(certificates, &error))?;
-    let config = config.with_no_client_auth().with_single_cert(chain, own);
-    Ok(Arc::new(config.map_err(|error| wrong(certificates, &error))?))
+    /// Requests that were refused for the number of connections.
+    refused: Counter,
+    /// Time between two looks at the files of the certificate.
+    pub(crate) renewal: Duration,
 }
 
 impl Listener {
-    /// Listens on an address, with TLS where a configuration is given.
+    /// Listens on an address, with TLS where a certificate is given.
     ///
     /// # Errors
     /// If the address is in use or is not one of this machine's.
-    pub async fn bind(address: SocketAddr, tls: Option<Arc<ServerConfig>>) -> Result<Listener, Error> {
+    pub async fn bind(address: SocketAddr, tls: Option<Tls>) -> Result<Listener, Error> {
         let listener = TcpListener::bind(address).await.map_err(|source| Error::Bind { address, source })?;
         let files = max_open_files();
         let max_connections = connections_within(files, max_reader_files());
@@ -108,7 +93,12 @@ impl Listener {
                  hard limit (ulimit -Hn) is higher"
             );
         }
-        Ok(Listener { listener, tls, max_connections })
+        Ok(Listener { listener, tls, max_connections, refused: Counter::default(), renewal: RENEWAL })
+    }
+
+    /// Counts requests that are refused for the number of connections.
+    pub fn counting(self, refused: Counter) -> Listener {
+        Listener { refused, ..self }
     }
 
     /// The bound address; its port is the one that the system chose for port 0.
@@ -131,7 +121,9 @@ impl Listener {
             let drained = tokio::task::spawn_blocking(move || app.drain());
             let _ = drained.await;
         };
-        self.serve_routes(router, times, stop, drain).await;
+        let status = StatusCode::SERVICE_UNAVAILABLE.as_u16();
+        let refused = app.state.metrics.requests.responses.get_or_create_owned(&[("status", status)]);
+        self.counting(refused).serve_routes(router, times, stop, drain).await;
         // An ingest that was not in the scheduler any more may have stored its documents since.
         let _ = tokio::task::spawn_blocking(move || app.state.engine.store().flush()).await;
     }
@@ -148,9 +140,13 @@ impl Listener {
     ) {
         let permits = Arc::new(Semaphore::new(self.max_connections + PROBE_CONNECTIONS));
         let router = self.kept_while_few(router, &permits);
-        let probed = router.clone().layer(from_fn(refuse_all_but_probes));
+        let probed = router.clone().layer(from_fn_with_state(self.refused.clone(), refuse_all_but_probes));
         let probing = Permits::new(self.max_connections + PROBE_CONNECTIONS, PROBE_CONNECTIONS_OF_PEER);
         let graceful = GracefulShutdown::new();
+        let mut renewing = JoinSet::new();
+        if let Some(tls) = self.tls.clone() {
+            renewing.spawn(tls.follow(self.renewal));
+        }
         let mut stop = pin!(stop);
         loop {
             let accept = async {
@@ -212,7 +208,7 @@ impl Listener {
         let _ = stream.set_nodelay(true);
         let router = router.clone();
         let watcher = graceful.watcher();
-        match self.tls.clone() {
+        match self.tls.as_ref().map(Tls::config) {
             None => _ = tokio::spawn(serve_connection(stream, router, limit, watcher, permit)),
             Some(tls) => {
                 tokio::spawn(async move {
@@ -232,15 +228,18 @@ fn connections_within(files: usize, readers: usize) -> usize {
 }
 
 /// Answers [`PROBES`], refuses all other requests, and has the connection closed.
-async fn refuse_all_but_probes(request: Request, next: Next) -> Response {
+async fn refuse_all_but_probes(State(refused): State<Counter>, request: Request, next: Next) -> Response {
     let mut response = if PROBES.contains(&request.uri().path()) {
         next.run(request).await
     } else {
+        refused.inc();
+        let (id, path) = (request_id(request.headers()), request.uri().path());
+        tracing::info!(id = id.to_str().unwrap_or_default(), path, "refused: too many connections are open");
         let message = "the server has as many open connections as it takes: send the request again later";
         let mut error =
             ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("too_many_connections");
         error.retry_after = Some(RETRY_CONNECTION);
-        error.into_response()
+        ([(REQUEST_ID, id)], error).into_response()
     };
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
@@ -420,6 +419,8 @@ mod tests {
     async fn probes_are_answered_where_connections_are_many() {
         let mut listener = Listener::bind(SocketAddr::from(([127, 0, 0, 1], 0)), None).await.unwrap();
         listener.max_connections = 2;
+        let refused = Counter::default();
+        let listener = listener.counting(refused.clone());
         let address = listener.address().unwrap();
         let routes = Router::new().route("/", get("fine")).route("/health", get("fine"));
         let minute = Duration::from_secs(60);
@@ -436,7 +437,9 @@ mod tests {
             let answer =
                 timeout(minute / 2, rest(&mut client)).await.expect("a further connection is closed");
             assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{path}: {answer}");
+            assert_eq!(answer.contains("x-request-id: req-"), status == "503", "{path}: {answer}");
         }
+        assert_eq!(refused.get(), 1);
     }
 
     /// All addresses of 127.0.0.0/8 are this machine's own.

@@ -6,6 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
@@ -16,7 +17,7 @@ use refrain::engine::{Engine, RequestStats};
 use refrain::store::RemoteStats;
 
 use crate::device_metrics::DeviceMetrics;
-use crate::metric_declarations::metrics;
+use crate::metric_declarations::{metrics, set_count};
 
 /// vLLM's buckets of the time to the first token, in seconds.
 const FIRST_TOKEN: [f64; 22] = [
@@ -27,6 +28,11 @@ const FIRST_TOKEN: [f64; 22] = [
 const BETWEEN_TOKENS: [f64; 17] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0];
 
+/// Numbers of requests by the status of their responses.
+pub(crate) type ByStatus = Family<[(&'static str, u16); 1], Counter>;
+/// Numbers of requests by the code of their errors.
+type ByCode = Family<[(&'static str, &'static str); 1], Counter>;
+
 metrics! {
     /// Metrics of requests.
     struct RequestMetrics {
@@ -36,6 +42,8 @@ metrics! {
         pub(crate) queue_seconds: Histogram = Histogram::new(FIRST_TOKEN), "request_queue_time_seconds", "Time that requests spent in the queue";
         pub(crate) cancelled: Counter, "request_cancelled", "Requests whose client disconnected, or that timed out";
         pub(crate) rejected: Counter, "request_rejected", "Requests refused because the queue was full";
+        failed: ByCode, "request_failed", "Requests whose computation failed, by the code of the error";
+        pub(crate) responses: ByStatus, "http_requests", "Requests by the status of their responses, without those of probes and gateways; 499 if the client left before";
         first_token_seconds: Histogram = Histogram::new(FIRST_TOKEN), "time_to_first_token_seconds", "Time from the arrival of a request to its first token";
         token_seconds: Histogram = Histogram::new(BETWEEN_TOKENS), "inter_token_latency_seconds", "Time between two tokens of an answer";
         prompt_tokens: Counter, "prompt_tokens", "Tokens of prompts";
@@ -59,12 +67,12 @@ metrics! {
     struct StoreMetrics {
         memory_bytes: Gauge, "store_memory_bytes", "Bytes of chunks in memory";
         disk_bytes: Gauge, "store_disk_bytes", "Bytes of chunks in the folder";
-        memory_hits: Gauge, "store_memory_hits", "Lookups that found their chunk in memory";
-        disk_hits: Gauge, "store_disk_hits", "Lookups that found their chunk in the folder";
-        misses: Gauge, "store_misses", "Lookups that found no chunk";
-        failures: Gauge, "store_load_failures", "Chunk files that were broken or unreadable";
-        not_stored: Gauge, "store_not_stored", "Chunks that could not be written to the folder, as on a full disk";
-        evictions: Gauge, "store_evictions", "Chunks evicted for want of room, or expired";
+        memory_hits: Counter, "store_memory_hits", "Lookups that found their chunk in memory";
+        disk_hits: Counter, "store_disk_hits", "Lookups that found their chunk in the folder";
+        misses: Counter, "store_misses", "Lookups that found no chunk";
+        failures: Counter, "store_load_failures", "Chunk files that were broken or unreadable";
+        not_stored: Counter, "store_not_stored", "Chunks that could not be written to the folder, as on a full disk";
+        evictions: Counter, "store_evictions", "Chunks evicted for want of room, or expired";
     }
 }
 
@@ -73,17 +81,17 @@ metrics! {
     /// Metrics of the object store.
     struct RemoteMetrics {
         pending: Gauge, "store_remote_pending", "Chunks not yet uploaded to the object store";
-        fetched: Gauge, "store_remote_fetched", "Objects fetched from the object store";
-        fetched_bytes: Gauge, "store_remote_fetched_bytes", "Bytes of the objects fetched from the object store";
-        sent: Gauge, "store_remote_sent", "Objects uploaded to the object store";
-        sent_bytes: Gauge, "store_remote_sent_bytes", "Bytes of the objects uploaded to the object store";
-        already_there: Gauge, "store_remote_already_there", "Objects that were to be uploaded and were in the object store";
-        failures: Gauge, "store_remote_failures", "Requests to the object store that failed or timed out";
-        broken: Gauge, "store_remote_broken", "Objects of the object store that were broken";
-        replaced: Gauge, "store_remote_replaced", "Broken objects replaced by whole ones";
-        passed_over: Gauge, "store_remote_passed_over", "Chunks not fetched because computing them was expected to take less time";
-        races_won: Gauge, "store_remote_races_won", "Chunks that came later than expected, and before they were computed beside that";
-        races_lost: Gauge, "store_remote_races_lost", "Chunks that came later than expected, and were computed first";
+        fetched: Counter, "store_remote_fetched", "Objects fetched from the object store";
+        fetched_bytes: Counter, "store_remote_fetched_bytes", "Bytes of the objects fetched from the object store";
+        sent: Counter, "store_remote_sent", "Objects uploaded to the object store";
+        sent_bytes: Counter, "store_remote_sent_bytes", "Bytes of the objects uploaded to the object store";
+        already_there: Counter, "store_remote_already_there", "Objects that were to be uploaded and were in the object store";
+        failures: Counter, "store_remote_failures", "Requests to the object store that failed or timed out";
+        broken: Counter, "store_remote_broken", "Objects of the object store that were broken";
+        replaced: Counter, "store_remote_replaced", "Broken objects replaced by whole ones";
+        passed_over: Counter, "store_remote_passed_over", "Chunks not fetched because computing them was expected to take less time";
+        races_won: Counter, "store_remote_races_won", "Chunks that came later than expected, and before they were computed beside that";
+        races_lost: Counter, "store_remote_races_lost", "Chunks that came later than expected, and were computed first";
     }
 }
 
@@ -92,10 +100,10 @@ metrics! {
     struct DocumentMetrics {
         count: Gauge, "documents", "Documents of all namespaces that this server knows";
         unsent: Gauge, "documents_unsent", "Documents with changes that the object store has not been told";
-        syncs: Gauge, "documents_syncs", "Times that the documents were brought in line with other servers";
-        failures: Gauge, "documents_sync_failures", "Times that this left something to be done";
+        syncs: Counter, "documents_syncs", "Times that the documents were brought in line with other servers";
+        failures: Counter, "documents_sync_failures", "Times that this left something to be done";
         sync_interval: Gauge<f64, AtomicU64>, "documents_sync_interval_seconds", "Time between two looks for changes of other servers; 0 where documents are not shared";
-        broken: Gauge, "documents_broken_objects", "Objects met that are not the documents of their names";
+        broken: Counter, "documents_broken_objects", "Objects met that are not the documents of their names";
         last_sync: Gauge<f64, AtomicU64>, "documents_last_sync_timestamp_seconds", "When the documents were last in line with the object store, seconds since 1970; 0 where they never were";
     }
 }
@@ -116,8 +124,8 @@ pub(crate) struct Metrics {
 #[cfg(feature = "remote")]
 impl RemoteMetrics {
     fn set(&self, stats: &RemoteStats) {
-        for (gauge, value) in [
-            (&self.pending, stats.pending),
+        self.pending.set(stats.pending as i64);
+        for (counter, count) in [
             (&self.fetched, stats.fetched),
             (&self.fetched_bytes, stats.fetched_bytes),
             (&self.sent, stats.sent),
@@ -130,7 +138,7 @@ impl RemoteMetrics {
             (&self.races_won, stats.races_won),
             (&self.races_lost, stats.races_lost),
         ] {
-            gauge.set(value as i64);
+            set_count(counter, count);
         }
     }
 }
@@ -140,9 +148,9 @@ impl DocumentMetrics {
         self.count.set(corpus.documents().count().unwrap_or_default() as i64);
         let Some(sharing) = corpus.sharing() else { return };
         self.unsent.set(sharing.unsent as i64);
-        self.syncs.set(sharing.syncs as i64);
-        self.failures.set(sharing.failures as i64);
-        self.broken.set(sharing.broken as i64);
+        set_count(&self.syncs, sharing.syncs);
+        set_count(&self.failures, sharing.failures);
+        set_count(&self.broken, sharing.broken);
         let since_1970 = sharing.last_sync.and_then(|last| last.duration_since(UNIX_EPOCH).ok());
         self.last_sync.set(since_1970.unwrap_or_default().as_secs_f64());
     }
@@ -191,6 +199,11 @@ impl Metrics {
         self.device.first_token(stats);
     }
 
+    /// Counts a request whose computation failed by an error of this code.
+    pub(crate) fn failed(&self, code: &'static str) {
+        self.requests.failed.get_or_create(&[("code", code)]).inc();
+    }
+
     /// Counts a request that was answered.
     pub(crate) fn finished(&self, stats: &RequestStats) {
         self.requests.request_success.inc();
@@ -211,9 +224,9 @@ impl Metrics {
         self.documents.read(corpus);
         self.device.read(engine);
         let (stats, own) = (engine.store().stats(), &self.store);
-        for (gauge, value) in [
-            (&own.memory_bytes, stats.memory_bytes),
-            (&own.disk_bytes, stats.disk_bytes),
+        own.memory_bytes.set(stats.memory_bytes as i64);
+        own.disk_bytes.set(stats.disk_bytes as i64);
+        for (counter, count) in [
             (&own.memory_hits, stats.memory_hits),
             (&own.disk_hits, stats.disk_hits),
             (&own.misses, stats.misses),
@@ -221,7 +234,7 @@ impl Metrics {
             (&own.not_stored, stats.not_stored),
             (&own.evictions, stats.evicted),
         ] {
-            gauge.set(value as i64);
+            set_count(counter, count);
         }
         self.requests.prefix_cache_bytes.set(engine.prefix_cache_bytes() as i64);
         if let Some(bytes) = refrain::system_bytes("/proc/self/status", "VmRSS:") {

@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use axum::http::HeaderMap;
 use refrain::engine::Instructions;
 use refrain::store::NamespaceKey;
+use tracing::Span;
 
 use crate::api_keys::ApiKeys;
 
@@ -102,6 +104,8 @@ pub struct Options {
     pub allowed_hosts: Vec<String>,
     /// Most bytes of the titles and texts that are stored for one API key.
     pub document_quota: u64,
+    /// Gives a request's span the parent that its headers name, before the span begins. None: each request is a trace of its own.
+    pub set_parent: Option<fn(&Span, &HeaderMap)>,
     /// Origins of web pages that may send requests, `*` for all; none by default.
     pub allowed_origins: Vec<String>,
 }
@@ -129,6 +133,7 @@ impl Options {
             is_local: true,
             allowed_hosts: Vec::new(),
             document_quota: 1 << 30,
+            set_parent: None,
             allowed_origins: Vec::new(),
         }
     }

@@ -12,9 +12,10 @@ use tracing::{Span, info_span};
 
 use crate::api_error::{ApiError, Result};
 use crate::averages::Averages;
-use crate::job::{Event, Job, aborted};
+use crate::job::{Event, Job};
 use crate::metrics::Metrics;
 use crate::options::Limits;
+use crate::request_span::mark_failed;
 
 /// Ingests that are under way at a time; further ones wait in the queue without standing in the way of questions.
 pub(crate) const MAX_INGESTS: usize = 4;
@@ -59,6 +60,11 @@ impl QueuedJob {
     /// The namespace of the job's key.
     fn key(&self) -> &str {
         &self.engine.settings().namespace
+    }
+
+    /// Ends a request that waits.
+    fn cancel(&self, shared: &Shared) {
+        shared.cancel(&self.span, (&self.events, self.deadline), 0);
     }
 }
 
@@ -175,9 +181,13 @@ impl Shared {
         }
         if queue.jobs.len() + jobs > limit {
             // Jobs of disconnected clients leave the queue.
-            let all = queue.jobs.len();
-            queue.jobs.retain(|job| !job.events.is_closed());
-            self.metrics.requests.cancelled.inc_by((all - queue.jobs.len()) as u64);
+            queue.jobs.retain(|job| {
+                let is_closed = job.events.is_closed();
+                if is_closed {
+                    job.cancel(self);
+                }
+                !is_closed
+            });
         }
         if queue.jobs.len() + jobs > limit {
             let waiting = queue.jobs.len();
@@ -209,8 +219,7 @@ impl Shared {
         queue.jobs.retain(|job| {
             let over = job.events.is_closed() || job.deadline <= Instant::now() || self.is_aborted();
             if over {
-                let _ = job.events.send(aborted(job.deadline));
-                self.metrics.requests.cancelled.inc();
+                job.cancel(self);
             }
             !over
         });
@@ -301,8 +310,27 @@ impl Shared {
     /// Sends an error to the requests in the queue.
     pub(crate) fn abort_queue(&self) {
         for job in self.queue().jobs.drain(..) {
-            let _ = job.events.send(aborted(job.deadline));
+            job.cancel(self);
         }
+    }
+
+    /// Ends a request whose client has left, whose time is over, or that the server's end aborts, after so many tokens of its answer: it is counted,
+    /// told, and logged within its span.
+    pub(crate) fn cancel(
+        &self,
+        span: &Span,
+        (events, deadline): (&UnboundedSender<Event>, Instant),
+        tokens: usize,
+    ) {
+        self.metrics.requests.cancelled.inc();
+        let is_late = deadline <= Instant::now();
+        let error = if is_late { ApiError::timeout() } else { ApiError::shutting_down() };
+        let reason = if events.is_closed() { "client_left" } else { error.word() };
+        span.in_scope(|| tracing::info!(reason, tokens, "cancelled"));
+        if !events.is_closed() {
+            mark_failed(span);
+        }
+        let _ = events.send(Event::Failed(error));
     }
 }
 

@@ -13,8 +13,10 @@ use tracing::Span;
 
 use crate::TEXT_LOG;
 use crate::api_error::{ApiError, Result};
-use crate::job::{Event, aborted, send_token};
+use crate::job::{Event, send_token};
+use crate::metrics::Metrics;
 use crate::queue::{JobBytes, Shared};
+use crate::request_span::mark_failed;
 
 /// The request behind a piece of work.
 pub(crate) struct Client {
@@ -28,9 +30,32 @@ pub(crate) struct Client {
     pub(crate) span: Span,
 }
 
+/// A computation that has panicked.
+pub(crate) struct Panicked;
+
+impl From<Panicked> for ApiError {
+    fn from(_: Panicked) -> ApiError {
+        ApiError::internal(&"a computation panicked")
+    }
+}
+
 impl Client {
-    pub(crate) fn fail(&self, error: ApiError) {
-        let _ = self.events.send(Event::Failed(error));
+    /// Ends the request by an error: it is counted, told, and logged within the request's span, as is the reason that a client is not told.
+    pub(crate) fn fail(&self, metrics: &Metrics, error: impl Into<ApiError>) {
+        self.span.in_scope(|| {
+            let error: ApiError = error.into();
+            metrics.failed(error.word());
+            tracing::info!(status = error.status.as_u16(), code = error.word(), "failed");
+            if error.status.is_server_error() {
+                mark_failed(&self.span);
+            }
+            let _ = self.events.send(Event::Failed(error));
+        });
+    }
+
+    /// Ends the request after so many tokens of its answer, since its client has left, its time is over, or the server aborts.
+    fn cancel(&self, shared: &Shared, tokens: usize) {
+        shared.cancel(&self.span, (&self.events, self.deadline), tokens);
     }
 
     /// Whether the request's work is to end, which it is told: its client has disconnected, its time is over, or the server aborts.
@@ -39,8 +64,7 @@ impl Client {
         if !late && !self.events.is_closed() {
             return false;
         }
-        shared.metrics.requests.cancelled.inc();
-        let _ = self.events.send(aborted(self.deadline));
+        self.cancel(shared, 0);
         true
     }
 }
@@ -88,7 +112,7 @@ pub(crate) fn step(sequences: &mut [RunningSequence], workspace: &mut DecodeWork
     }));
     match stepped {
         Ok(stepped) => Ok(stepped?),
-        Err(_) => Err(ApiError::internal(&"a step panicked")),
+        Err(_) => Err(Panicked.into()),
     }
 }
 
@@ -98,18 +122,18 @@ pub(crate) fn emit(shared: &Shared, mut running: RunningSequence) -> Option<Runn
     if !running.sequence.has_next_token() {
         return Some(running);
     }
-    let events = running.client.events.clone();
-    let emitted = catch_unwind(AssertUnwindSafe(|| match emit_token(shared, &mut running) {
-        None => Some(running),
-        Some(reason) => {
-            finish(shared, running, reason);
-            None
-        }
-    }));
-    emitted.unwrap_or_else(|_| {
-        let _ = events.send(Event::Failed(ApiError::internal(&"a sequence panicked")));
-        None
-    })
+    let reason = match catch_unwind(AssertUnwindSafe(|| emit_token(shared, &mut running))) {
+        Ok(None) => return Some(running),
+        Ok(Some(reason)) => Some(reason),
+        Err(_) => None,
+    };
+    let RunningSequence { sequence, client, decode_span, .. } = running;
+    drop(decode_span);
+    let finish = |reason| catch_unwind(AssertUnwindSafe(|| finish(shared, sequence, &client, reason))).ok();
+    if reason.and_then(finish).is_none() {
+        client.fail(&shared.metrics, Panicked);
+    }
+    None
 }
 
 /// Sends the token that was chosen, and gives the reason if the sequence ends with it.
@@ -132,26 +156,21 @@ fn emit_token(shared: &Shared, running: &mut RunningSequence) -> Option<FinishRe
 static OTHER_PREFIX: std::sync::Once = std::sync::Once::new();
 
 /// Sends the complete answer of a sequence, or an error if it was cancelled.
-fn finish(shared: &Shared, running: RunningSequence, reason: FinishReason) {
-    let RunningSequence { mut sequence, client, decode_span, .. } = running;
-    let Client { events, deadline, grammar_field, span, .. } = client;
-    drop(decode_span);
-    let _entered = span.entered();
+fn finish(shared: &Shared, mut sequence: Sequence, client: &Client, reason: FinishReason) {
     if reason == FinishReason::Cancelled {
-        shared.metrics.requests.cancelled.inc();
-        let _ = events.send(aborted(deadline));
-        return;
+        return client.cancel(shared, sequence.answer_tokens());
     }
+    let Client { events, grammar_field, span, .. } = client;
+    let _entered = span.enter();
     if let Some(failure) = sequence.take_failure() {
         let grammar = matches!(failure, EngineError::Grammar { .. });
         let mut error = ApiError::from(failure);
         if grammar {
-            error.param = Some(grammar_field.to_owned());
+            error.param = Some((*grammar_field).to_owned());
         }
-        let _ = events.send(Event::Failed(error));
-        return;
+        return client.fail(&shared.metrics, error);
     }
-    let answer = sequence.finish(reason, &mut |event| send_token(&events, &event));
+    let answer = sequence.finish(reason, &mut |event| send_token(events, &event));
     shared.metrics.finished(&answer.stats);
     let RequestStats { prompt_tokens, cached_tokens, recomputed_tokens, ttft, tpot, .. } = answer.stats;
     let tokens = answer.tokens.len();

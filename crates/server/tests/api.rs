@@ -7,6 +7,7 @@ mod gateway;
 mod generation;
 #[cfg(feature = "emulate")]
 mod gpu;
+mod observed;
 #[cfg(feature = "remote")]
 mod replicas;
 mod responses;

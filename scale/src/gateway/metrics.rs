@@ -25,17 +25,20 @@ pub(crate) enum Replay {
     Differed,
     /// No worker of its kind was left.
     NoWorker,
+    /// It does not follow from its request.
+    NotRepeatable,
 }
 
 type ByOutcome = Family<[(&'static str, &'static str); 1], Counter>;
-type ByStatus = Family<[(&'static str, String); 1], Counter>;
+pub(crate) type ByStatus = Family<[(&'static str, u16); 1], Counter>;
 
 /// The metrics of a gateway. A clone is cheap and counts into the same metrics.
 #[derive(Clone)]
 pub(crate) struct Metrics {
     registry: Arc<Registry>,
     under_way: Gauge,
-    requests: ByStatus,
+    /// Requests by the status of their responses.
+    pub(crate) requests: ByStatus,
     retries: Counter,
     replays: ByOutcome,
     chunk_tokens: Counter,
@@ -68,7 +71,7 @@ impl Metrics {
             under_way: metric!("num_requests", "Requests under way", Gauge::default()),
             requests: metric!(
                 "requests",
-                "Requests that began to be answered, by status",
+                "Requests by the status of their responses, without those of probes; 499 if the client left before",
                 ByStatus::default()
             ),
             retries: metric!(
@@ -116,8 +119,7 @@ impl Metrics {
     }
 
     /// Counts a response that begins `time` after its request arrived.
-    pub(crate) fn responded(&self, status: u16, time: Duration) {
-        self.requests.get_or_create(&[("status", status.to_string())]).inc();
+    pub(crate) fn responded(&self, time: Duration) {
         self.first_byte_seconds.observe(time.as_secs_f64());
     }
 
@@ -130,6 +132,7 @@ impl Metrics {
             Replay::Continued => "continued",
             Replay::Differed => "differed",
             Replay::NoWorker => "no_worker",
+            Replay::NotRepeatable => "not_repeatable",
         };
         self.replays.get_or_create(&[("outcome", outcome)]).inc();
     }

@@ -20,6 +20,7 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use prometheus_client::metrics::counter::Counter;
 use refrain::store::NamespaceKey;
 use refrain_route::Rule;
 use refrain_server::Options;
@@ -52,6 +53,11 @@ impl Gateway {
         let (fleet, metrics) = (Fleet::new(rule), Metrics::new());
         let (bytes_in_flight, stopping) = (Arc::default(), CancellationToken::new());
         Gateway(Arc::new(State { cluster, fleet, options, key, metrics, bytes_in_flight, stopping }))
+    }
+
+    /// The number of requests that are refused for now.
+    pub(crate) fn refusals(&self) -> Counter {
+        self.0.metrics.requests.get_or_create_owned(&[("status", 503)])
     }
 
     /// Follows the workers for ever.

@@ -13,8 +13,11 @@ use axum::routing::get;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use percent_encoding::percent_decode_str;
-use refrain_server::{ApiError, HeldBytes, REQUEST_ID, TENANT_HEADER, receive, sign_tenant};
+use refrain_server::{
+    ApiError, HeldBytes, REQUEST_ID, RequestSpan, TENANT_HEADER, receive, request_id, sign_tenant,
+};
 use serde_json::json;
+use tracing::Instrument as _;
 
 use super::Gateway;
 use super::broadcast::is_for_all;
@@ -38,23 +41,31 @@ pub(crate) fn router(gateway: Gateway) -> Router {
         .route("/ready", get(ready))
         .route("/metrics", get(metrics))
         .route("/workers", get(workers))
-        .fallback(pass_on)
-        .layer(from_fn_with_state(gateway.clone(), check_host));
+        .fallback(pass_on);
     let router = match gateway.0.options.cors() {
         Some(cors) => router.layer(cors),
         None => router,
     };
-    router.with_state(gateway)
+    router.layer(from_fn_with_state(gateway.clone(), trace_request)).with_state(gateway)
 }
 
-/// Refuses requests to a name that is not this gateway's, on every route.
-async fn check_host(
+/// Gives a request on any route an id and a span, counts and logs its status, and refuses one to a name that is not this gateway's.
+async fn trace_request(
     State(gateway): State<Gateway>,
-    request: Request<Body>,
+    mut request: Request<Body>,
     next: Next,
-) -> Result<Response<Body>, ApiError> {
-    gateway.0.options.check_host(request.headers())?;
-    Ok(next.run(request).await)
+) -> Response<Body> {
+    let id = request_id(request.headers());
+    request.headers_mut().insert(REQUEST_ID, id.clone());
+    let (target, requests) = ((request.method(), request.uri().path()), gateway.0.metrics.requests.clone());
+    let under_way = RequestSpan::new(id.to_str().unwrap_or_default(), "", target, requests);
+    let mut response = match gateway.0.options.check_host(request.headers()) {
+        Ok(()) => next.run(request).instrument(under_way.span.clone()).await,
+        Err(error) => error.into_response(),
+    };
+    under_way.respond(response.status().as_u16());
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
 }
 
 /// Whether the body is a form of files. Types are compared without regard to case, as browsers and workers do.
@@ -88,7 +99,7 @@ async fn workers(State(gateway): State<Gateway>, headers: HeaderMap) -> Response
 async fn pass_on(State(gateway): State<Gateway>, request: Request<Body>) -> Response<Body> {
     let (started, under_way) = (Instant::now(), gateway.0.metrics.begin());
     let mut response = gateway.handle(request).await.unwrap_or_else(|error| error.into_response());
-    gateway.0.metrics.responded(response.status().as_u16(), started.elapsed());
+    gateway.0.metrics.responded(started.elapsed());
     response.headers_mut().remove(header::CONTENT_LENGTH);
     response.map(|body| {
         // The request is under way until its body was sent.
@@ -170,7 +181,7 @@ impl Gateway {
         })
     }
 
-    /// The request as workers get it: with the signed tenant instead of the API key, and an id by which logs tell of it.
+    /// The request as workers get it: with the signed tenant instead of the API key.
     ///
     /// # Errors
     /// If the body is too large, breaks off or arrives too slowly, or there are too many bytes of bodies.
@@ -185,13 +196,6 @@ impl Gateway {
         }
         // A client's own value is no signature.
         headers.insert(TENANT_HEADER, tenant.clone());
-        if !headers.contains_key(REQUEST_ID) {
-            let mut bits = [0; 12];
-            // Without random bits the id is the same each time, which only logs would show.
-            let _ = getrandom::fill(&mut bits);
-            let id = format!("req-{}", refrain::store::hex::encode(&bits));
-            headers.extend(HeaderValue::from_str(&id).ok().map(|id| (REQUEST_ID, id)));
-        }
         Ok(Outgoing { method, target, headers, body, _held: held })
     }
 }

@@ -11,6 +11,7 @@ use futures_util::stream::unfold;
 use refrain_server::SERVER_FAILURES;
 use serde_json::{Value, json};
 use tokio::time::timeout;
+use tracing::{Instrument as _, Span};
 
 use super::Gateway;
 use super::events::{Events, data};
@@ -101,6 +102,8 @@ struct Passing {
     tried: Vec<WorkerId>,
     /// Whether the present worker repeats what the client has.
     is_repeating: bool,
+    /// The span of the request.
+    span: Span,
 }
 
 /// The end of a stream.
@@ -136,14 +139,15 @@ impl Gateway {
             booking,
             transcript: asked.is_repeatable.then(Transcript::default),
             is_repeating: false,
+            span: Span::current(),
         };
         let events = unfold(Some(passing), |passing| async move {
             let mut passing = passing?;
-            let stopping = passing.gateway.0.stopping.clone();
+            let (stopping, span) = (passing.gateway.0.stopping.clone(), passing.span.clone());
             let next = tokio::select! {
                 biased;
                 () = stopping.cancelled() => Err(End::Stopped),
-                next = passing.next() => next,
+                next = passing.next().instrument(span) => next,
             };
             match next {
                 Ok(event) => Some((Ok::<_, Lost>(event), Some(passing))),
@@ -167,7 +171,10 @@ impl Passing {
             let Some(transcript) = &mut self.transcript else {
                 return match event {
                     Ok(event) => event.ok_or(End::Complete),
-                    Err(Lost(reason)) => Err(broken(&reason)),
+                    Err(Lost(reason)) => {
+                        self.gateway.0.metrics.replayed(Replay::NotRepeatable);
+                        Err(broken(&reason))
+                    }
                 };
             };
             match event {

@@ -3,6 +3,7 @@
 mod limits;
 mod load;
 mod models;
+mod observed;
 mod real;
 mod removal;
 

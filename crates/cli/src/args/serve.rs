@@ -43,7 +43,7 @@ pub(crate) struct Serve {
           require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true,
           hide_possible_values = true, requires = "api_key_file", value_parser = BoolishValueParser::new())]
     pub(crate) metrics_auth: bool,
-    /// Certificate chain (PEM) for TLS
+    /// Certificate chain (PEM) for TLS; a new one is in use within a minute
     #[arg(long, value_name = "FILE", requires = "ssl_keyfile", value_hint = ValueHint::FilePath)]
     pub(crate) ssl_certfile: Option<PathBuf>,
     /// Private key (PEM) of the certificate

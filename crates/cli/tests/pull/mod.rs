@@ -345,3 +345,39 @@ fn a_model_in_parts_is_fetched_whole_the_first_part_last() {
     assert!(hub.pull(&home, &address(1)).good().err.contains("already there"));
     Hub::start(&files[..2], sum, whole).pull(&Home::new(), &address(1)).failed(1, &["hf:org/name"]);
 }
+
+/// The system delivers no signal to the first process of a container that does not handle it.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_pull_as_the_first_process_of_a_container_ends_at_a_signal() {
+    let container = ["--user", "--map-root-user", "--pid", "--fork", "--kill-child"];
+    if !Command::new("unshare").args(container).arg("true").status().is_ok_and(|status| status.success()) {
+        println!("skipped: unshare makes no process namespaces here");
+        return;
+    }
+    for (signal, status) in [("-TERM", 143), ("-INT", 130)] {
+        let (home, hub) = (Home::new(), TcpListener::bind("127.0.0.1:0").unwrap());
+        let url = format!("http://{}", hub.local_addr().unwrap());
+        let pull = command(&home, &["pull", "hf:org/name"], &url);
+        let mut outer = Command::new("unshare");
+        home.settle(&mut outer).args(container).arg(pull.get_program()).args(pull.get_args());
+        let mut outer = outer.env("HF_ENDPOINT", &url).env("NO_PROXY", "127.0.0.1").spawn().unwrap();
+        // The hub takes the request, and never answers.
+        let _asked = hub.accept().unwrap();
+        let children = format!("/proc/{0}/task/{0}/children", outer.id());
+        let first = std::fs::read_to_string(children).unwrap();
+        assert!(Command::new("kill").args([signal, first.trim()]).status().unwrap().success());
+        let began = std::time::Instant::now();
+        let ended = loop {
+            if let Some(ended) = outer.try_wait().unwrap() {
+                break ended;
+            }
+            if began.elapsed().as_secs() > 30 {
+                outer.kill().unwrap();
+                panic!("{signal} does not end it");
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        };
+        assert_eq!(ended.code(), Some(status), "{signal}");
+    }
+}

@@ -1,5 +1,9 @@
 //! The server through its socket: official clients, and clients that mean no good.
 
+mod log;
+#[cfg(all(feature = "otlp", unix))]
+mod spans;
+
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
 use std::process::Child;
@@ -281,66 +285,6 @@ fn metrics_need_a_key_where_the_environment_says_so() {
         let server = Server::start_in(home, &options, &[("REFRAIN_METRICS_AUTH", value)]);
         let answer = server.send(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
         assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
-    }
-}
-
-#[cfg(all(feature = "otlp", unix))]
-#[test]
-fn spans_go_to_a_collector() {
-    if !real_model() {
-        return;
-    }
-    spans_arrive(|url| Server::start(Home::new(), &["--otlp-traces-endpoint", url]));
-    for variable in ["REFRAIN_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"] {
-        spans_arrive(|url| Server::start_in(Home::new(), &[], &[(variable, url)]));
-    }
-}
-
-/// A collector gets the spans of a request, by its name.
-#[cfg(all(feature = "otlp", unix))]
-fn spans_arrive(start: impl Fn(&str) -> Server) {
-    let collector = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", collector.local_addr().unwrap());
-    let (told, collected) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        let (mut stream, _) = collector.accept().unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        let mut got = Vec::new();
-        let mut piece = [0; 1 << 16];
-        while let Ok(n @ 1..) = stream.read(&mut piece) {
-            got.extend(&piece[..n]);
-            let text = String::from_utf8_lossy(&got);
-            let head = text.find("\r\n\r\n").map(|end| text[..end].to_lowercase());
-            let length =
-                head.as_deref().and_then(|head| head.split("content-length:").nth(1)?.lines().next());
-            let whole = length.map(|length| length.trim().parse::<usize>().unwrap());
-            let end = got.windows(4).position(|part| part == b"\r\n\r\n").unwrap_or(0) + 4;
-            if whole.is_some_and(|whole| got.len() >= end + whole) {
-                stream
-                    .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
-                    .unwrap();
-                break;
-            }
-        }
-        told.send(String::from_utf8_lossy(&got).into_owned())
-    });
-    let mut server = start(&url);
-    let body = r#"{"messages":[{"role":"user","content":"Hi"}],"max_tokens":4,"min_tokens":4}"#;
-    let head = format!(
-        "content-type: application/json\r\nx-request-id: followed-1\r\ncontent-length: {}",
-        body.len()
-    );
-    let request = format!(
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{head}\r\n\r\n{body}"
-    );
-    assert!(server.send(request.as_bytes()).starts_with("HTTP/1.1 200"));
-    let pid = server.child.id().to_string();
-    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
-    assert!(server.child.wait().unwrap().success());
-    let spans = collected.recv_timeout(Duration::from_secs(30)).unwrap();
-    assert!(spans.starts_with("POST /v1/traces "), "{spans}");
-    for part in ["refrain", "followed-1", "request", "queue", "prefill", "decode", "/v1/chat/completions"] {
-        assert!(spans.contains(part), "{part}: {spans}");
     }
 }
 

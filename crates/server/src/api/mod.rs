@@ -21,20 +21,18 @@ mod sources;
 mod tokenize;
 mod upload;
 
-use std::time::Instant;
-
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, Method, StatusCode, Uri};
+use axum::http::{Method, StatusCode, Uri};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use tracing::Instrument as _;
 
-use crate::REQUEST_ID;
 use crate::api_error::ApiError;
 use crate::app::App;
-use crate::random::random_id;
+use crate::request_id::{REQUEST_ID, request_id};
+use crate::request_span::RequestSpan;
 
 /// All routes of a server.
 pub fn router(app: App) -> Router {
@@ -78,42 +76,27 @@ async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message)
 }
 
-/// Gives a request an id and a span, and logs its status and time. The log has no content of the request.
+/// Gives a request an id and a span, and counts and logs its status and time. The log has no content of the request.
 async fn trace_request(State(app): State<App>, mut request: Request, next: Next) -> Response {
-    let started = Instant::now();
-    let is_valid = |id: &HeaderValue| {
-        let is_allowed = |b: &u8| b.is_ascii_alphanumeric() || b"-_.".contains(b);
-        (1..=64).contains(&id.len()) && id.as_bytes().iter().all(is_allowed)
-    };
-    let id = request.headers().get(REQUEST_ID).filter(|id| is_valid(id)).cloned();
-    let id = id.unwrap_or_else(|| {
-        HeaderValue::from_str(&random_id("req-")).unwrap_or(HeaderValue::from_static("req"))
-    });
+    let id = request_id(request.headers());
     request.headers_mut().insert(REQUEST_ID, id.clone());
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let tenant = app.tenant(request.headers()).map_or_else(|_| "?".to_owned(), |tenant| tenant.name);
-    // What gateways ask comes several times a second.
-    let is_internal = path.starts_with("/internal/");
-    let id_text = id.to_str().unwrap_or_default();
-    let span = match is_internal {
-        true => tracing::debug_span!("request", id = id_text, tenant, %method, path),
-        false => tracing::info_span!("request", id = id_text, tenant, %method, path),
-    };
+    let responses = app.state.metrics.requests.responses.clone();
+    let target = (request.method(), request.uri().path());
+    let under_way = RequestSpan::new(id.to_str().unwrap_or_default(), &tenant, target, responses);
+    if let Some(set_parent) = app.state.options.set_parent {
+        set_parent(&under_way.span, request.headers());
+    }
     // A gateway has checked the name that its client gave.
     let checked = match app.signed_tenant(request.headers()) {
         Ok(_) => Ok(()),
         Err(_) => app.state.options.check_host(request.headers()),
     };
     let mut response = match checked {
-        Ok(()) => next.run(request).instrument(span.clone()).await,
+        Ok(()) => next.run(request).instrument(under_way.span.clone()).await,
         Err(error) => error.into_response(),
     };
-    let (status, ms) = (response.status().as_u16(), started.elapsed().as_millis() as u64);
-    // The body of a stream is still to come.
-    span.in_scope(|| match is_internal {
-        true => tracing::debug!(status, ms, "responded"),
-        false => tracing::info!(status, ms, "responded"),
-    });
+    under_way.respond(response.status().as_u16());
     response.headers_mut().insert(REQUEST_ID, id);
     response
 }

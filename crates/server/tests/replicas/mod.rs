@@ -135,7 +135,7 @@ async fn any_replica_answers_for_any_document_and_forgets_what_one_removes() {
     assert_eq!(two.metric("refrain_documents").await, 2.0);
     assert!(two.metric("refrain_documents_last_sync_timestamp_seconds").await > 1.7e9);
     assert!(two.metric("refrain_documents_sync_interval_seconds").await > 0.0);
-    assert_eq!(two.metric("refrain_documents_sync_failures").await, 0.0);
+    assert_eq!(two.metric("refrain_documents_sync_failures_total").await, 0.0);
 
     let control = Replica::new(&S3::start().unwrap(), |_| ());
     post(&control.router, "/v1/documents", json!({ "documents": [other], "method": "pie" })).await;
@@ -185,7 +185,7 @@ async fn a_server_without_its_object_store_goes_on_and_says_what_the_others_lack
         let (status, error) = refused(ask(&two.router, method, path, None, Value::Null).await).await;
         assert_eq!((status, &error["code"]), (503, &json!("documents_unavailable")), "{error}");
     }
-    until!("the failure is counted", one.metric("refrain_documents_sync_failures").await as u64 > 0);
+    until!("the failure is counted", one.metric("refrain_documents_sync_failures_total").await as u64 > 0);
     assert_eq!(one.metric("refrain_documents_unsent").await, 1.0);
     // A server that starts now serves what its folder has.
     let three = Replica::new(&s3, |_| ());

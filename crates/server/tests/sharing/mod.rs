@@ -50,33 +50,33 @@ async fn metrics_tell_what_goes_to_the_object_store_and_comes_from_it() {
     let first = server(folders[0].path(), first_store.clone(), |_| ());
     post(&first, "/v1/chat/completions", question.clone()).await;
     sent(&first_store);
-    let objects = metric(&first, "store_remote_sent").await;
-    assert!(objects > 0 && metric(&first, "store_remote_fetched").await == 0);
+    let objects = metric(&first, "store_remote_sent_total").await;
+    assert!(objects > 0 && metric(&first, "store_remote_fetched_total").await == 0);
     let second_store = store(folders[1].path(), library.path());
     let second = server(folders[1].path(), second_store.clone(), |_| ());
     post(&second, "/v1/chat/completions", question).await;
     // An answer may end before its last download is counted.
     let began = Instant::now();
-    while metric(&second, "store_remote_fetched").await < objects {
+    while metric(&second, "store_remote_fetched_total").await < objects {
         assert!(began.elapsed() < Duration::from_secs(60), "{:?}", second_store.remote_stats());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert_eq!(metric(&second, "store_remote_fetched").await, objects);
+    assert_eq!(metric(&second, "store_remote_fetched_total").await, objects);
     let bytes = [
-        metric(&first, "store_remote_sent_bytes").await,
-        metric(&second, "store_remote_fetched_bytes").await,
+        metric(&first, "store_remote_sent_bytes_total").await,
+        metric(&second, "store_remote_fetched_bytes_total").await,
     ];
     assert_eq!(bytes[0], bytes[1]);
     for (router, store) in [(&first, &first_store), (&second, &second_store)] {
         let stats = store.remote_stats().unwrap();
         let told = [
-            ("failures", stats.failures),
-            ("broken", stats.broken),
-            ("replaced", stats.replaced),
-            ("already_there", stats.already_there),
-            ("passed_over", stats.passed_over),
-            ("races_won", stats.races_won),
-            ("races_lost", stats.races_lost),
+            ("failures_total", stats.failures),
+            ("broken_total", stats.broken),
+            ("replaced_total", stats.replaced),
+            ("already_there_total", stats.already_there),
+            ("passed_over_total", stats.passed_over),
+            ("races_won_total", stats.races_won),
+            ("races_lost_total", stats.races_lost),
             ("pending", stats.pending),
         ];
         for (name, value) in told {
