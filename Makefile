@@ -23,6 +23,8 @@ EMULATED := $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m))
 FEATURES := --features refrain-cli/otlp $(if $(EMULATED),--features refrain-engine/emulate --features refrain-bench/emulate --features refrain-server/emulate --features refrain-eval/emulate)
 # The engine's tests where nextest is not there to pick them of all that was built; the other packages are there for their features.
 ENGINE_TESTS := --package refrain-engine --package refrain-cli --package refrain-bench --package refrain-server --package refrain-eval $(FEATURES) --lib
+# What tests were skipped for want of, a line each.
+SKIPPED := $(or $(CARGO_TARGET_DIR),target)/skipped.txt
 # The program that tests were built with.
 TEST_REFRAIN := $(or $(CARGO_TARGET_DIR),target)/debug/refrain
 COMMA := ,
@@ -66,12 +68,17 @@ TEST_ISAS := $(shell grep -qsw -e avx512f -e avx_vnni /proc/cpuinfo && echo avx2
 # Grammars and sampling take logits as they come: no device computes them, so that their tests, the slowest, run once.
 test: setup ## Run all tests, the engine's on the reference device, on emulated GPU threads and under each instruction set too (real-model tests fetch SmolLM2-135M unless REFRAIN_OFFLINE is set)
 	cargo test --workspace $(FEATURES) --no-run
-	@if [ -n "$$REFRAIN_OFFLINE" ]; then \
+	@rm -f $(SKIPPED); \
+	if [ -n "$$REFRAIN_OFFLINE" ]; then \
 	    echo 'REFRAIN_OFFLINE is set: tests on a real model skip where it is not there yet'; \
+	elif $(TEST_REFRAIN) pull smollm2-135m </dev/null; then \
+	    export REFRAIN_TEST_ALL="smollm2$${REFRAIN_TEST_ALL:+,$$REFRAIN_TEST_ALL}"; \
 	else \
-	    $(TEST_REFRAIN) pull $(MODEL) </dev/null || echo '$(MODEL) cannot be fetched: tests on a real model are skipped'; \
-	fi
-	@run=test; \
+	    echo 'smollm2-135m cannot be fetched: tests on a real model are skipped'; \
+	fi; \
+	skipped() { { set +x; } 2>/dev/null; [ ! -s $(SKIPPED) ] || { echo 'Skipped:'; sort -u $(SKIPPED); }; }; \
+	trap skipped EXIT; \
+	run=test; \
 	engine() { cargo test $(ENGINE_TESTS) -- --skip tests::grammar:: --skip sampling::; }; \
 	if cargo nextest --version >/dev/null 2>&1; then \
 	    run='nextest run'; \
@@ -99,9 +106,10 @@ test-python: setup ## Test the Python module (needs pytest and mypy: tools/requi
 	@touch $(PYTHON_MODULE)/refrain/py.typed
 	@printf '%s\n' 'from .refrain import *' 'from .refrain import __all__, __doc__' > $(PYTHON_MODULE)/refrain/__init__.py
 	@if python3 -c 'import mypy, pytest' 2>/dev/null; then \
-	    PYTHONPATH="$(abspath $(PYTHON_MODULE)):$(abspath .python-recipes):$$PYTHONPATH" python3 -m pytest -q -p no:cacheprovider crates/python/tests; \
+	    PYTHONPATH="$(abspath $(PYTHON_MODULE)):$(abspath .python-recipes):$$PYTHONPATH" python3 -m pytest -q -rs -p no:cacheprovider crates/python/tests; \
 	else \
 	    echo 'skipped: the tests of the Python module need pytest and mypy: make .python-tests/installed, then PYTHONPATH=$(abspath .python-tests) make test-python'; \
+	    [[ ",$$REFRAIN_TEST_ALL," != *,python,* ]]; \
 	fi
 
 wheel: setup ## Build the Python wheel, in target/wheels, and test it in an environment of its own (fetches maturin, pytest, mypy)
@@ -183,6 +191,7 @@ check: setup ## Format, lints, docs, links, dependencies, import rule and style;
 
 check-deploy: .deploy-checks/installed ## Lint and render the Helm chart, and validate it, the compose files and the Dockerfiles (fetches Helm as a library)
 	tools/check-deploy
+	python3 -m unittest discover --quiet --start-directory tools --pattern test_check_deploy.py
 
 bench: build .venv-bench/installed ## Compare with llama.cpp and transformers, and the methods with one another (some 3 GB, hours)
 	cargo build --release --locked -p refrain-bench
@@ -245,6 +254,7 @@ golden: build ## Make the golden files again with Hugging Face transformers (som
 	.venv/bin/python tools/golden_quants.py
 	.venv/bin/python tools/golden_quants.py $(GOLDEN_FILES)
 	.venv/bin/python tools/golden_drift.py
+	.venv/bin/python tools/golden_choices.py
 
 package: setup ## Make a Debian package and an archive in dist/ (PACKAGE_ARGS='--binary PATH' packs a program that is built)
 	packaging/package $(PACKAGE_ARGS)

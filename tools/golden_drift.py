@@ -43,7 +43,9 @@ class Model:
         self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         self.d = config["hidden_size"] // self.heads
         self.eps = config["rms_norm_eps"]
-        self.frequencies = config["rope_theta"] ** (-np.arange(0, self.d, 2) / self.d)
+        theta = config["rope_theta"] if "rope_theta" in config else config["rope_parameters"]["rope_theta"]
+        self.frequencies = theta ** (-np.arange(0, self.d, 2) / self.d)
+        self.has_rope = config.get("no_rope_layers", [1] * self.layers)
 
     def norm(self, x, name):
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.eps) * self.w[name]
@@ -54,11 +56,13 @@ class Model:
 
         def of(side, heads):
             at = f"model.layers.{layer}.self_attn.{side}_proj."
-            return (y @ self.w[at + "weight"].T + self.w[at + "bias"]).reshape(len(x), heads, self.d)
+            return (y @ self.w[at + "weight"].T + self.w.get(at + "bias", 0)).reshape(len(x), heads, self.d)
 
         return of("q", self.heads), of("k", self.kv_heads), of("v", self.kv_heads)
 
-    def rotate(self, x, positions):
+    def rotate(self, layer, x, positions):
+        if not self.has_rope[layer]:
+            return x
         angle = np.asarray(positions)[:, None] * self.frequencies
         cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
         a, b = x[..., : self.d // 2], x[..., self.d // 2 :]
@@ -71,6 +75,11 @@ class Model:
         z = np.where(np.asarray(k_positions)[None, None] <= np.asarray(q_positions)[None, :, None], z, -np.inf)
         e = np.exp(z - z.max(-1, keepdims=True))
         return e / e.sum(-1, keepdims=True)
+
+    def attend(self, layer, q, q_positions, k, k_positions):
+        """Softmax weights of queries and keys before RoPE."""
+        q, k = self.rotate(layer, q, q_positions), self.rotate(layer, k, k_positions)
+        return self.weigh(q, q_positions, k, k_positions)
 
     def finish(self, layer, x, p, v):
         o = np.einsum("hjt,thd->jhd", p, v.repeat(self.heads // self.kv_heads, 1)).reshape(len(x), -1)
@@ -89,7 +98,7 @@ class Model:
         for layer in range(self.layers):
             q, k, v = self.project(layer, x)
             kept.append((k[dropped:], v[dropped:]))
-            p = self.weigh(self.rotate(q, positions), positions, self.rotate(k, positions), positions)
+            p = self.attend(layer, q, positions, k, positions)
             x = self.finish(layer, x, p, v)
         return kept
 
@@ -100,9 +109,9 @@ def between(start, end, layers):
     return range(first, max(first + 1, round(end * layers)))
 
 
-def answer(model, ids, cache, rows, exact, drift=None, see=None, skip=0):
+def answer(model, ids, cache, rows, exact, drift=None, see=None, skip=0, select=None):
     """Logits of the last len(answer)+1 rows of `ids`; `cache` holds keys before RoPE and values of the first rows. Drift's sums
-    leave out the first `skip` rows of each chunk."""
+    leave out the first `skip` rows of each chunk. `select` says which of a layer's document rows go on from it, or None."""
     spans, last = ids["spans"], ids["question"]
     every = ids["all"]
     n, first_question = len(every), last[0]
@@ -127,7 +136,10 @@ def answer(model, ids, cache, rows, exact, drift=None, see=None, skip=0):
                     m = (d[own].sum(0) + drift["lambda"] * mean) / (len(own) + drift["lambda"])
                     all_rows[span.start : span.stop] += drift["alpha"] * m
         keys[active], values[active] = k, v
-        p = model.weigh(model.rotate(q, active), active, model.rotate(keys, range(n)), range(n))
+        if select and (chosen := select(layer, q, keys, values, active)) is not None:
+            stay = np.isin(active, chosen) | (active >= first_question)
+            x, q, active = x[stay], q[stay], active[stay]
+        p = model.attend(layer, q, active, keys, range(n))
         if see:
             question = [i for i, row in enumerate(active) if row in range(*last)]
             seen.append(p[:, question, spans[0].start : spans[-1].stop])

@@ -1,10 +1,17 @@
 //! A real S3 server for tests: moto, from the Python package index.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
+
+#[path = "needs.rs"]
+#[allow(clippy::duplicate_mod, reason = "other tests of a crate use it without moto")]
+mod needs;
+#[path = "ports.rs"]
+#[allow(clippy::duplicate_mod, reason = "other tests of a crate use it without moto")]
+mod ports;
 
 /// A server with an empty bucket, killed when it is dropped.
 pub(crate) struct Moto {
@@ -33,20 +40,27 @@ impl Moto {
         let has_moto =
             Command::new(&python).args(["-c", "import moto.server"]).stderr(Stdio::null()).status();
         if !has_moto.is_ok_and(|status| status.success()) {
-            eprintln!("skipped: {python} has no moto (pip install 'moto[server]', or REFRAIN_PYTHON)");
+            needs::skip(
+                "moto",
+                format!("{python} has no moto (pip install 'moto[server]', or REFRAIN_PYTHON)"),
+            );
             return None;
         }
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = ports::own_port();
         let server = Command::new(&python)
             .args(["-m", "moto.server", "-H", "127.0.0.1", "-p", &port.to_string()])
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
             .unwrap();
-        let moto = Moto { server, port, bucket };
+        let mut moto = Moto { server, port, bucket };
         let began = Instant::now();
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(began.elapsed() < Duration::from_secs(60), "moto does not start");
+        while !moto.send("GET", "").is_ok_and(|answer| is_of_moto(&answer)) {
+            let ended = moto.server.try_wait().unwrap();
+            assert!(
+                ended.is_none() && began.elapsed() < Duration::from_secs(60),
+                "moto does not start: {ended:?}"
+            );
             thread::sleep(Duration::from_millis(50));
         }
         moto.request("PUT", "");
@@ -55,17 +69,22 @@ impl Moto {
 
     /// The answer to a request for what is below the bucket: moto verifies no signature.
     pub(crate) fn request(&self, method: &str, path: &str) -> Vec<u8> {
-        let mut server = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        let answer = self.send(method, path).unwrap();
+        assert!(answer.starts_with(b"HTTP/1.1 2"), "{}", String::from_utf8_lossy(&answer));
+        answer
+    }
+
+    fn send(&self, method: &str, path: &str) -> std::io::Result<Vec<u8>> {
+        let mut server = TcpStream::connect(("127.0.0.1", self.port))?;
         let request = format!(
             "{method} /{}{path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\nconnection: close\r\n\
              authorization: AWS4-HMAC-SHA256 Credential=key/20260101/us-east-1/s3/aws4_request, Signature=0\r\n\r\n",
             self.bucket
         );
-        server.write_all(request.as_bytes()).unwrap();
+        server.write_all(request.as_bytes())?;
         let mut answer = Vec::new();
-        server.read_to_end(&mut answer).unwrap();
-        assert!(answer.starts_with(b"HTTP/1.1 2"), "{}", String::from_utf8_lossy(&answer));
-        answer
+        server.read_to_end(&mut answer)?;
+        Ok(answer)
     }
 
     /// Names of all objects, ascending.
@@ -75,6 +94,11 @@ impl Moto {
         let name = |rest: &str| Some(rest.split_once("</Key>")?.0.to_owned());
         listed.split("<Key>").skip(1).filter_map(name).collect()
     }
+}
+
+/// Whether an answer is of the server that moto runs on, and of no other program at its port.
+fn is_of_moto(answer: &[u8]) -> bool {
+    String::from_utf8_lossy(answer).contains("Server: Werkzeug")
 }
 
 /// Settings of a client that reaches the server at this port, by the names that they have in the environment.

@@ -1,5 +1,8 @@
 //! The measurements, through the program.
 
+#[path = "../../../tests/common/needs.rs"]
+mod needs;
+
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -12,13 +15,7 @@ fn program() -> Command {
 
 /// The smallest known model, where it was fetched.
 fn model() -> Option<PathBuf> {
-    let cache = || std::env::home_dir().unwrap_or_default().join(".cache/refrain/models");
-    let folder = std::env::var_os("REFRAIN_MODELS").map_or_else(cache, PathBuf::from);
-    let file = folder.join("SmolLM2-135M-Instruct.Q4_1.gguf");
-    if !file.is_file() {
-        println!("skipped: SmolLM2 is not in {}; run: refrain pull smollm2-135m", folder.display());
-    }
-    file.is_file().then_some(file)
+    needs::real_model("SmolLM2-135M-Instruct.Q4_1.gguf")
 }
 
 #[test]

@@ -9,6 +9,10 @@ mod eviction;
 mod install;
 #[cfg(feature = "remote")]
 mod job;
+#[path = "../../../tests/common/needs.rs"]
+mod needs;
+#[path = "../../../tests/common/ports.rs"]
+mod ports;
 mod pull;
 mod screen;
 mod serve;
@@ -144,13 +148,9 @@ fn models() -> PathBuf {
     named.unwrap_or_else(|| std::env::home_dir().unwrap().join(".cache/refrain/models"))
 }
 
-/// Whether tests on a real model can run; says so if not.
+/// Whether tests on a real model can run; notes it if not.
 fn real_model() -> bool {
-    let there = models().join("SmolLM2-135M-Instruct.Q4_1.gguf").is_file();
-    if !there {
-        println!("skipped: SmolLM2 is not in {}; run: refrain pull smollm2-135m", models().display());
-    }
-    there
+    needs::real_model("SmolLM2-135M-Instruct.Q4_1.gguf").is_some()
 }
 
 const BOLTS: &str = "# Torque\n\nA stem bolt of a bicycle is tightened to 5 Nm. A seat post clamp takes 7 Nm, and a \

@@ -2,6 +2,9 @@
 //! adverse an order as it may. It has a few kernels of its own.
 #![cfg(target_os = "linux")]
 
+#[path = "../../../tests/common/needs.rs"]
+mod needs;
+
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -26,7 +29,7 @@ fn library() -> Option<tempfile::TempDir> {
         .output();
     match ran {
         Err(error) => {
-            println!("skipped: there is no C++ compiler: {error}");
+            needs::skip("c++", format!("there is no C++ compiler: {error}"));
             None
         }
         Ok(output) => {

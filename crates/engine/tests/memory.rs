@@ -1,7 +1,9 @@
 //! Peak memory of a long prompt. A process of its own: the kernel counts the peak for all of it.
 #![cfg(target_os = "linux")]
 
-use std::path::PathBuf;
+#[path = "../../../tests/common/needs.rs"]
+mod needs;
+
 use std::sync::Arc;
 
 use refrain_engine::{Engine, Prompt, PromptChunk, Settings};
@@ -15,14 +17,7 @@ const MARGIN: usize = 150 << 20;
 /// Never an n×n matrix: at 4096 tokens one would be 64 MiB a head.
 #[test]
 fn peak_memory_is_weights_and_cache_and_little_more() {
-    let folder = std::env::var_os("REFRAIN_MODELS").map(PathBuf::from).unwrap_or_else(|| {
-        PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache/refrain/models")
-    });
-    let path = folder.join("SmolLM2-135M-Instruct.Q4_1.gguf");
-    if !path.is_file() {
-        eprintln!("skipped: {} is not there; `refrain pull smollm2-135m` fetches it", path.display());
-        return;
-    }
+    let Some(path) = needs::real_model("SmolLM2-135M-Instruct.Q4_1.gguf") else { return };
     let engine = Engine::open(&path, Store::in_memory(1 << 20), Settings::default(), |_, _| ()).unwrap();
     let ids: Vec<u32> = (0..TOKENS as u32).map(|i| i * 7919 % 49_152).collect();
     let chunk = |(i, tokens): (usize, &[u32])| PromptChunk::whole(i, i.to_string(), tokens.to_vec());

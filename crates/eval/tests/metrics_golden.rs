@@ -1,4 +1,8 @@
-//! Every value of `metrics_golden`: real predictions, scored with the reference libraries.
+//! Values of the reference libraries: of the repository's own sentences (`tools/golden_metrics.py`), and of real predictions where the
+//! benchmarks' data is there.
+
+#[path = "../../../tests/common/needs.rs"]
+mod needs;
 
 use std::path::PathBuf;
 
@@ -32,6 +36,28 @@ struct Needle {
     pltrdy_rougeL_r: f64,
 }
 
+/// The file of the repository's own sentences.
+#[derive(Deserialize)]
+struct Own {
+    longbench: Vec<OwnPair>,
+    needle: Vec<Needle>,
+}
+
+#[derive(Deserialize)]
+struct OwnPair {
+    scoring: Scoring,
+    prediction: String,
+    answer: String,
+    classes: Vec<String>,
+    score: f64,
+    levenshtein: Option<f64>,
+}
+
+fn own() -> Own {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/metrics.json");
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
 /// Lines of a golden file, or none where the data is not there.
 fn lines<T: DeserializeOwned>(name: &str) -> Option<Vec<T>> {
     let data = std::env::var_os("REFRAIN_DATA").map_or_else(
@@ -40,7 +66,7 @@ fn lines<T: DeserializeOwned>(name: &str) -> Option<Vec<T>> {
     );
     let path = data.join("metrics_golden").join(format!("{name}.jsonl"));
     let Ok(text) = std::fs::read_to_string(&path) else {
-        eprintln!("skipped: {} is not there (set REFRAIN_DATA)", path.display());
+        needs::skip("data", format!("{} is not there (REFRAIN_DATA names another folder)", path.display()));
         return None;
     };
     let rows: Vec<T> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -50,6 +76,56 @@ fn lines<T: DeserializeOwned>(name: &str) -> Option<Vec<T>> {
 
 fn assert_near(got: f64, expected: f64, what: &str) {
     assert!((got - expected).abs() < 1e-6, "{what}: {got} instead of {expected}");
+}
+
+fn assert_score(
+    what: &str,
+    scoring: Scoring,
+    prediction: &str,
+    gold: &Gold,
+    (expected, levenshtein): (f64, Option<f64>),
+) {
+    assert_near(score(scoring, prediction, gold).unwrap(), expected, what);
+    assert_eq!(levenshtein.is_some(), scoring == Scoring::CodeSim, "{what}");
+    if let Some(expected) = levenshtein {
+        let extra = extra(scoring, prediction, gold);
+        assert_eq!(extra[0].0, "levenshtein");
+        assert_near(extra[0].1, expected, what);
+    }
+}
+
+fn assert_needle(row: &Needle) {
+    let near =
+        |got, expected, what: &str| assert_near(got, expected, &format!("{what} of {:?}", row.response));
+    let google = stemmed(&row.needle, &row.response);
+    near(google.rouge_1, row.rouge1_f, "ROUGE-1");
+    near(google.rouge_l, row.rougeL_f, "ROUGE-L");
+    let kvpress = kvpress(&row.needle, &row.response);
+    near(kvpress.rouge_1.f, row.pltrdy_rouge1_f, "kvpress ROUGE-1");
+    near(kvpress.rouge_2.f, row.pltrdy_rouge2_f, "kvpress ROUGE-2");
+    near(kvpress.rouge_l.f, row.pltrdy_rougeL_f, "kvpress ROUGE-L");
+    near(kvpress.rouge_l.precision, row.pltrdy_rougeL_p, "kvpress precision");
+    near(kvpress.rouge_l.recall, row.pltrdy_rougeL_r, "kvpress recall");
+    let gold = Gold { answers: vec![row.needle.clone()], ..Gold::default() };
+    near(10.0 * score(Scoring::Needle, &row.response, &gold).unwrap(), row.needle_score_0_10, "score");
+    let extra = extra(Scoring::Needle, &row.response, &gold);
+    assert_eq!(extra.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["rouge_l", "kvpress", "substring"]);
+    near(extra[0].1, row.rougeL_f, "extra ROUGE-L");
+    near(extra[1].1, row.pltrdy_rougeL_f, "extra kvpress");
+}
+
+#[test]
+fn own_sentences() {
+    let own = own();
+    for pair in &own.longbench {
+        let what = format!("{:?} of {:?} to {:?}", pair.scoring, pair.prediction, pair.answer);
+        let gold =
+            Gold { answers: vec![pair.answer.clone()], classes: pair.classes.clone(), ..Gold::default() };
+        assert_score(&what, pair.scoring, &pair.prediction, &gold, (pair.score, pair.levenshtein));
+    }
+    own.needle.iter().for_each(assert_needle);
+    let metrics: Vec<Scoring> = own.longbench.iter().map(|pair| pair.scoring).collect();
+    assert_eq!(metrics.chunk_by(PartialEq::eq).count(), 9, "all of LongBench's metrics");
 }
 
 /// Predictions stand in the files as the model gave them: the tasks of the first-line rule cut them first.
@@ -79,9 +155,11 @@ fn longbench() {
         ("lcc", CodeSim),
         ("repobench-p", CodeSim),
     ];
+    let mut found = 0;
     for (task, scoring) in tasks {
-        for (i, row) in lines::<Scored>(task).into_iter().flatten().enumerate() {
-            let what = format!("{task} {i}");
+        let Some(rows) = lines::<Scored>(task) else { continue };
+        found += 1;
+        for (i, row) in rows.into_iter().enumerate() {
             let gold = Gold {
                 answers: row.answers,
                 classes: row.all_classes.unwrap_or_default(),
@@ -89,39 +167,14 @@ fn longbench() {
             };
             let first_line_only = ["trec", "triviaqa", "samsum", "lsht"].contains(&task);
             let prediction = if first_line_only { first_line(&row.pred) } else { &row.pred };
-            assert_near(score(scoring, prediction, &gold).unwrap(), row.score, &what);
-            assert_eq!(row.score_levenshtein.is_some(), scoring == CodeSim, "{what}");
-            if let Some(expected) = row.score_levenshtein {
-                let extra = extra(scoring, prediction, &gold);
-                assert_eq!(extra[0].0, "levenshtein");
-                assert_near(extra[0].1, expected, &what);
-            }
+            let expected = (row.score, row.score_levenshtein);
+            assert_score(&format!("{task} {i}"), scoring, prediction, &gold, expected);
         }
     }
+    assert!(found == 0 || found == tasks.len(), "{found} of {} files are there", tasks.len());
 }
 
 #[test]
 fn needle() {
-    for row in lines::<Needle>("needle_rouge").into_iter().flatten() {
-        let near =
-            |got, expected, what: &str| assert_near(got, expected, &format!("{what} of {:?}", row.response));
-        let google = stemmed(&row.needle, &row.response);
-        near(google.rouge_1, row.rouge1_f, "ROUGE-1");
-        near(google.rouge_l, row.rougeL_f, "ROUGE-L");
-        let kvpress = kvpress(&row.needle, &row.response);
-        near(kvpress.rouge_1.f, row.pltrdy_rouge1_f, "kvpress ROUGE-1");
-        near(kvpress.rouge_2.f, row.pltrdy_rouge2_f, "kvpress ROUGE-2");
-        near(kvpress.rouge_l.f, row.pltrdy_rougeL_f, "kvpress ROUGE-L");
-        near(kvpress.rouge_l.precision, row.pltrdy_rougeL_p, "kvpress precision");
-        near(kvpress.rouge_l.recall, row.pltrdy_rougeL_r, "kvpress recall");
-        let gold = Gold { answers: vec![row.needle.clone()], ..Gold::default() };
-        near(10.0 * score(Scoring::Needle, &row.response, &gold).unwrap(), row.needle_score_0_10, "score");
-        let extra = extra(Scoring::Needle, &row.response, &gold);
-        assert_eq!(
-            extra.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
-            ["rouge_l", "kvpress", "substring"]
-        );
-        near(extra[0].1, row.rougeL_f, "extra ROUGE-L");
-        near(extra[1].1, row.pltrdy_rougeL_f, "extra kvpress");
-    }
+    lines::<Needle>("needle_rouge").iter().flatten().for_each(assert_needle);
 }

@@ -1,8 +1,13 @@
 //! Helpers of the tests of several modules: small GGUF files made in memory, folders that vanish, models on
 //! disk.
 
+#[path = "../../../tests/common/needs.rs"]
+mod needs;
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+
+pub(crate) use needs::real_model;
 
 /// Writes GGUF files.
 #[derive(Debug, Clone)]
@@ -219,19 +224,4 @@ impl Drop for TestFolder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
-}
-
-/// A real model's file, or a message and `None` if this machine has not got it: `$REFRAIN_MODELS`, else
-/// `~/.cache/refrain/models`.
-pub(crate) fn real_model(file: &str) -> Option<PathBuf> {
-    let folder = match std::env::var_os("REFRAIN_MODELS") {
-        Some(folder) => PathBuf::from(folder),
-        None => PathBuf::from(std::env::var_os("HOME")?).join(".cache/refrain/models"),
-    };
-    let path = folder.join(file);
-    if path.is_file() {
-        return Some(path);
-    }
-    eprintln!("skipped: {} is not there (set REFRAIN_MODELS)", path.display());
-    None
 }

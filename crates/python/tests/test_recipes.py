@@ -1,6 +1,7 @@
 """The recipes of `examples/python`, with the packages that they are for."""
 
 import asyncio
+import importlib
 import importlib.util
 import re
 import sys
@@ -8,7 +9,7 @@ import threading
 
 import pytest
 import refrain
-from conftest import MODEL, ROOT
+from conftest import MODEL, ROOT, skip
 
 DOCUMENTS = ROOT / "examples/docs/drive"
 QUESTION = "How far does a waxed chain run between treatments?"
@@ -16,7 +17,10 @@ QUESTION = "How far does a waxed chain run between treatments?"
 
 def recipe(name, package):
     """A recipe's module; the test is skipped without its package."""
-    pytest.importorskip(package, reason=f"{package} is not installed: make .python-recipes/installed")
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        skip("recipes", f"{package} is not installed ({error}): make .python-recipes/installed")
     spec = importlib.util.spec_from_file_location(name, ROOT / f"examples/python/{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

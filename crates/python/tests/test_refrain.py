@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 
 import pytest
 import refrain
-from conftest import MODEL, MODELS, QUESTION, ROOT
+from conftest import MODEL, QUESTION, ROOT, smollm2
 
 OTHER_TOKENIZER = ROOT / "tests/golden/tiny/phi3"
 
@@ -277,10 +277,7 @@ def test_a_seed_is_drawn_where_tokens_are_sampled_without_one(engine, documents)
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_packed_weights_are_kept_beside_the_model(keep, tmp_path):
-    found = [path for path in MODELS.glob("SmolLM2-135M-Instruct*.gguf")]
-    if not found:
-        pytest.skip(f"SmolLM2 is not in {MODELS}; run: refrain pull smollm2-135m")
-    (tmp_path / "model.gguf").symlink_to(found[0])
+    (tmp_path / "model.gguf").symlink_to(smollm2())
     with refrain.Engine(tmp_path / "model.gguf", store=tmp_path / "chunks", **({} if keep else {"keep_packed": False})):
         assert [path.suffix for path in tmp_path.glob("model.gguf.*")] == [".packed"] * keep
 

@@ -13,7 +13,7 @@ from functools import partial
 
 import pytest
 import refrain
-from conftest import MODEL, MODELS, QUESTION
+from conftest import MODEL, MODELS, QUESTION, smollm2
 
 LONG = "Bearing 2 runs 200 km before it is greased again. " * 3000
 
@@ -89,8 +89,7 @@ while True:
     ids=["prompt", "missing documents", "stream", "compare"],
 )
 def test_ctrl_c_ends_a_prefill_after_a_layer(work, tmp_path):
-    if not any(MODELS.glob("SmolLM2-135M-Instruct*")):
-        pytest.skip(f"SmolLM2 is not in {MODELS}; run: refrain pull smollm2-135m")
+    smollm2()
     program = f"""
 import _thread, refrain, signal, threading, time
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -47,6 +47,15 @@ struct Network {
     count: AtomicU64,
 }
 
+#[test]
+fn a_test_that_must_not_be_skipped_fails_without_what_it_needs() {
+    let mut test = std::process::Command::new(std::env::current_exe().unwrap());
+    test.args(["--exact", "a_chunk_that_one_machine_stored_is_found_by_another"]);
+    let ran = test.env("REFRAIN_TEST_ALL", "c++,moto").env("REFRAIN_PYTHON", "/bin/false").output().unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout) + String::from_utf8_lossy(&ran.stderr);
+    assert!(!ran.status.success() && said.contains("REFRAIN_TEST_ALL names moto"), "{said}");
+}
+
 /// A server with an empty bucket; none where moto is not installed.
 fn s3() -> Option<S3> {
     let moto = Moto::start(BUCKET)?;

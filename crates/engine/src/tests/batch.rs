@@ -255,10 +255,6 @@ fn an_answer_is_the_same_whatever_runs_beside_it() {
 
 #[test]
 fn an_answer_of_a_real_model_is_the_same_whatever_runs_beside_it() {
-    if std::env::var("REFRAIN_CPU").is_ok_and(|isa| isa == "portable") {
-        eprintln!("skipped: two minutes without vector instructions; the tiny model runs");
-        return;
-    }
     if let Some(path) = real(SMOLLM2) {
         same_beside_others(&engine(&path, small()));
     }

@@ -1,14 +1,12 @@
-//! Scout and drift against an implementation of their own (`tools/golden_drift.py`).
+//! What methods choose, and what follows from it, against implementations of their own (`tools/golden_drift.py`, `tools/golden_choices.py`).
 
-use refrain_eviction::{Eviction, POLICIES};
+use refrain_eviction::POLICIES;
 use refrain_fusion::{Drift, METHODS, Pie, Scout};
-use refrain_kernels::Dtype;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
-use super::{
-    everywhere, exact, max_difference, prefill, prefill_with, random_prompt, tiny, tiny_engine, without_bos,
-};
-use crate::{Prompt, PromptChunk};
+use super::*;
+use crate::prefill::AttentionMap;
 
 #[derive(Deserialize)]
 struct Golden {
@@ -24,39 +22,90 @@ struct Golden {
 struct Case {
     prefix: Vec<u32>,
     method: String,
+    /// Document tokens computed at the last layer.
     rows: Vec<u32>,
+    /// How many are computed at each layer.
+    layer_rows: Option<Vec<usize>>,
+    /// Of a method that keeps a part of the documents: `[start, end)` of what it keeps of them at each layer.
+    kept: Option<Vec<Vec<(u32, u32)>>>,
+    ambiguous: Option<usize>,
     logits: Vec<Vec<f32>>,
+}
+
+fn read<T: DeserializeOwned>(file: &str) -> T {
+    serde_json::from_str(&std::fs::read_to_string(tiny("..").join(file)).unwrap()).unwrap()
+}
+
+/// `[start, end)` of the document tokens to which the question gives weight at each layer.
+fn attended(engine: &Engine, prompt: &Prompt, method: Arc<dyn FusionMethod>) -> Vec<Vec<(u32, u32)>> {
+    let (eviction, max_seq_len) = (Eviction::full().clone(), prompt.len());
+    let request = PrefillRequest { method, eviction, max_seq_len, capture: AttentionCapture::Maps };
+    let mut prefilled = PrefillJob::start(engine, prompt, request).unwrap().run().unwrap();
+    prefilled.load.join();
+    let start = prompt.system.len() as u32;
+    let spans = |map: &AttentionMap| {
+        let mut spans: Vec<(u32, u32)> = Vec::new();
+        let weights = (start..).zip(map.rows().last().unwrap());
+        for (position, _) in weights.filter(|(_, weight)| **weight > 0.0) {
+            match spans.last_mut() {
+                Some((_, end)) if *end == position => *end += 1,
+                _ => spans.push((position, position + 1)),
+            }
+        }
+        spans
+    };
+    prefilled.stats.maps.iter().map(spans).collect()
+}
+
+impl Golden {
+    fn assert_followed(&self) {
+        let chunk =
+            |(i, tokens): (usize, &Vec<u32>)| PromptChunk::whole(i, format!("chunk {i}"), tokens.clone());
+        let prompt = Prompt {
+            system: self.system.clone(),
+            system_reusable: true,
+            chunks: self.chunks.iter().enumerate().map(chunk).collect(),
+            question: self.question.clone(),
+            ..Prompt::default()
+        };
+        let engine = tiny_engine(&self.model, exact(Dtype::F32));
+        for case in &self.cases {
+            let what = format!("{} {} behind {} tokens", self.model, case.method, case.prefix.len());
+            let engine = match case.prefix.as_slice() {
+                [] => without_bos(&self.model, exact(Dtype::F32)),
+                prefix => engine.behind(prefix).unwrap(),
+            };
+            let method = METHODS.parse(&case.method).unwrap();
+            let mut got = prefill(&engine, &prompt, &method, prompt.len() + self.answer.len());
+            let rows = &got.stats.final_rows[..got.stats.final_rows.len() - prompt.question.len()];
+            assert_eq!(rows, case.rows, "{what}: the recomputed tokens");
+            if let Some(rows) = &case.layer_rows {
+                assert_eq!(&got.stats.document_rows, rows, "{what}: rows of each layer");
+            }
+            if let Some(kept) = &case.kept {
+                assert_eq!(attended(&engine, &prompt, method.clone()), *kept, "{what}: the kept tokens");
+            }
+            if let Some(ambiguous) = case.ambiguous {
+                assert_eq!(got.stats.ambiguous_cases, ambiguous, "{what}: ambiguous cases");
+            }
+            let mut logits = vec![got.logits.clone()];
+            logits.extend(self.answer.iter().map(|token| got.extend(*token)));
+            for (step, (got, expected)) in logits.iter().zip(&case.logits).enumerate() {
+                let error = max_difference(got, expected);
+                assert!(error <= 1e-4, "{what}: step {step}: {error}");
+            }
+        }
+    }
 }
 
 #[test]
 fn scout_and_drift_compute_what_an_independent_implementation_does() {
-    let path = tiny("").join("../drift.json");
-    let golden: Golden = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-    let chunk = |(i, tokens): (usize, &Vec<u32>)| PromptChunk::whole(i, format!("chunk {i}"), tokens.clone());
-    let prompt = Prompt {
-        system: golden.system.clone(),
-        system_reusable: true,
-        chunks: golden.chunks.iter().enumerate().map(chunk).collect(),
-        question: golden.question.clone(),
-        ..Prompt::default()
-    };
-    let engine = tiny_engine(&golden.model, exact(Dtype::F32));
-    for case in &golden.cases {
-        let engine = match case.prefix.as_slice() {
-            [] => without_bos(&golden.model, exact(Dtype::F32)),
-            prefix => engine.behind(prefix).unwrap(),
-        };
-        let method = METHODS.parse(&case.method).unwrap();
-        let mut got = prefill(&engine, &prompt, &method, prompt.len() + golden.answer.len());
-        let rows = &got.stats.final_rows[..got.stats.final_rows.len() - prompt.question.len()];
-        assert_eq!(rows, case.rows, "{}: the recomputed tokens", case.method);
-        let mut logits = vec![got.logits.clone()];
-        logits.extend(golden.answer.iter().map(|token| got.extend(*token)));
-        for (step, (got, expected)) in logits.iter().zip(&case.logits).enumerate() {
-            let error = max_difference(got, expected);
-            assert!(error <= 1e-4, "{}: step {step}: {error}", case.method);
-        }
-    }
+    read::<Golden>("drift.json").assert_followed();
+}
+
+#[test]
+fn methods_of_papers_choose_and_compute_what_an_independent_implementation_does() {
+    read::<Vec<Golden>>("choices.json").iter().for_each(Golden::assert_followed);
 }
 
 #[test]

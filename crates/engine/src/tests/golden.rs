@@ -1,6 +1,7 @@
 //! Logits against Hugging Face transformers in f32 (files made by `tools/golden.py`).
 
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use refrain_kernels::{Dtype, Precision};
@@ -8,7 +9,7 @@ use refrain_kv::{LayerCache, RopeTables};
 use refrain_model::{Decoder, ModelFiles};
 use serde::Deserialize;
 
-use super::{SMOLLM2, device, max_difference, real, tiny};
+use super::{SMOLLM2, device, max_difference, real, real_with_any_isa, tiny};
 use crate::argmax;
 use crate::cache::{FullCache, SequenceCache};
 use crate::decode::{DecodeWorkspace, extend};
@@ -109,24 +110,26 @@ fn every_family_agrees_with_transformers() {
     assert!(seen >= 10, "only {seen} tiny models");
 }
 
-fn real_model(file: &str) {
-    let Some(path) = real(file) else { return };
+fn real_model(file: &str, path: Option<PathBuf>) {
+    let Some(path) = path else { return };
     let golden = tiny("../real").join(file).with_extension("json");
     check(file, &decoder(&path), &read::<Case>(&golden));
 }
 
 #[test]
 fn smollm2_agrees_with_transformers() {
-    real_model(SMOLLM2);
+    real_model(SMOLLM2, real_with_any_isa(SMOLLM2));
 }
 
 #[test]
 fn qwen2_5_coder_agrees_with_transformers() {
-    real_model("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf");
+    let file = "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf";
+    real_model(file, real(file));
 }
 
 /// Windows on five of six layers, two ropes, norms on both sides of a branch, and weights of 4, 5, 6 and 8 bits.
 #[test]
 fn gemma_3_agrees_with_transformers() {
-    real_model("gemma-3-270m-q4_k_m.gguf");
+    let file = "gemma-3-270m-q4_k_m.gguf";
+    real_model(file, real(file));
 }

@@ -65,33 +65,42 @@ fn samplings() -> Vec<Sampling> {
     ]
 }
 
-/// Tokens and their likelihoods are the same to the bit as without proposals, for every method and way to sample, in every precision.
-#[test]
-fn an_answer_is_the_one_without_proposals() {
-    let precisions =
-        [(Precision::F32, Dtype::F32), (Precision::Bf16, Dtype::F16), (Precision::Q8, Dtype::F16)];
-    for (nth, (precision, kv)) in precisions.into_iter().enumerate() {
-        let models = ["llama", "qwen2", "qwen3", "gemma3_vision", "qwen3_moe"].into_iter().enumerate();
-        // Emulated threads take one precision for each model.
-        for (_, model) in models.filter(|(index, _)| !emulated() || index % 3 == nth) {
-            let engine = tiny_engine(model, Settings { precision: Some(precision), kv, ..small() });
-            for method in ["vanilla", "pie", "a3", "drift:charge=0.3"] {
-                let mut saved = 0;
-                for (index, sampling) in samplings().into_iter().enumerate() {
-                    let prompt = random_prompt(&engine, 20, &[70, 90], 25, 5 + index as u64);
-                    let (plain, likely, steps) =
-                        answer(&engine, &prompt, &request(method, sampling.clone(), 0));
-                    let (proposed, also, fewer) = answer(&engine, &prompt, &request(method, sampling, 8));
-                    assert_eq!(plain.tokens, proposed.tokens, "{model} {precision} {method} {index}");
-                    assert_eq!((plain.text, likely), (proposed.text, also));
-                    assert_eq!(proposed.stats.kv_bytes_held, plain.stats.kv_bytes_held);
-                    assert_eq!(steps, 59);
-                    saved += steps - fewer;
-                }
-                assert!(saved > 40, "{model} {method}: {saved} steps saved");
+/// Tokens and their likelihoods are the same to the bit as without proposals, for every method and way to sample.
+fn same_without_proposals(precision: Precision, kv: Dtype, nth: usize) {
+    let models = ["llama", "qwen2", "qwen3", "gemma3_vision", "qwen3_moe"].into_iter().enumerate();
+    // Emulated threads take one precision for each model.
+    for (_, model) in models.filter(|(index, _)| !emulated() || index % 3 == nth) {
+        let engine = tiny_engine(model, Settings { precision: Some(precision), kv, ..small() });
+        for method in ["vanilla", "pie", "a3", "drift:charge=0.3"] {
+            let mut saved = 0;
+            for (index, sampling) in samplings().into_iter().enumerate() {
+                let prompt = random_prompt(&engine, 20, &[70, 90], 25, 5 + index as u64);
+                let (plain, likely, steps) = answer(&engine, &prompt, &request(method, sampling.clone(), 0));
+                let (proposed, also, fewer) = answer(&engine, &prompt, &request(method, sampling, 8));
+                assert_eq!(plain.tokens, proposed.tokens, "{model} {precision} {method} {index}");
+                assert_eq!((plain.text, likely), (proposed.text, also));
+                assert_eq!(proposed.stats.kv_bytes_held, plain.stats.kv_bytes_held);
+                assert_eq!(steps, 59);
+                saved += steps - fewer;
             }
+            assert!(saved > 40, "{model} {method}: {saved} steps saved");
         }
     }
+}
+
+#[test]
+fn an_answer_in_f32_is_the_one_without_proposals() {
+    same_without_proposals(Precision::F32, Dtype::F32, 0);
+}
+
+#[test]
+fn an_answer_in_bf16_is_the_one_without_proposals() {
+    same_without_proposals(Precision::Bf16, Dtype::F16, 1);
+}
+
+#[test]
+fn an_answer_in_q8_is_the_one_without_proposals() {
+    same_without_proposals(Precision::Q8, Dtype::F16, 2);
 }
 
 /// An answer that ends by a stop text, within the tokens of a step, leaves what one without proposals leaves, and each token tells what was

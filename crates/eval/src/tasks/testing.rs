@@ -1,5 +1,8 @@
 //! Helpers of the tasks' tests.
 
+#[path = "../../../../tests/common/needs.rs"]
+pub(crate) mod needs;
+
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -47,7 +50,10 @@ pub(crate) fn data(folder: &str) -> Option<PathBuf> {
     if data.join(folder).is_dir() {
         return Some(data);
     }
-    eprintln!("skipped: no {folder} data in {}", data.display());
+    needs::skip(
+        "data",
+        format!("no {folder} data is in {} (REFRAIN_DATA names another folder)", data.display()),
+    );
     None
 }
 

@@ -1,5 +1,8 @@
 //! A real disk that is full: a small tmpfs, where this machine lets one be mounted.
 
+#[path = "../../../../tests/common/needs.rs"]
+mod needs;
+
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -24,7 +27,7 @@ impl Tmpfs {
         if mounted.is_ok_and(|status| status.success()) {
             return Some(Tmpfs(folder));
         }
-        eprintln!("skipped: no tmpfs can be mounted here");
+        needs::skip("tmpfs", "no tmpfs can be mounted here");
         None
     }
 

@@ -44,7 +44,8 @@ impl Case {
         let mut q = vec![f32::NAN; tokens * width - self.q.len()];
         q.extend(&self.q);
         let k = if self.k.is_empty() { vec![0.0; kv_heads * tokens * head_dim] } else { self.k.clone() };
-        let given = Given { heads, kv_heads, head_dim, n: tokens, dtype: Dtype::F32, q, v: k.clone(), k };
+        let (n, dtype, v) = (tokens, Dtype::F32, k.clone());
+        let given = Given { heads, kv_heads, head_dim, n, system: 1, question: 1, dtype, q, k, v };
         let bounded = given.prefilled(&device(), eviction, tokens + 100).unwrap();
         let sorted = |head| {
             let mut positions = bounded.positions(0, head).to_vec();

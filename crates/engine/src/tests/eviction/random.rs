@@ -20,6 +20,9 @@ pub(super) struct Given {
     pub(super) head_dim: usize,
     /// Tokens of the prompt.
     pub(super) n: usize,
+    /// Those of its system part and of its question.
+    pub(super) system: usize,
+    pub(super) question: usize,
     pub(super) dtype: Dtype,
     /// `tokens × H × d`
     pub(super) q: Vec<f32>,
@@ -46,7 +49,8 @@ impl Given {
         room: usize,
     ) -> crate::Result<EvictingCache> {
         let Given { heads, head_dim, n, dtype, .. } = *self;
-        let prompt = PromptSpans { system: Span::new(0, 1.min(n - 1)), question: Span::new(n - 1, n) };
+        let prompt =
+            PromptSpans { system: Span::new(0, self.system), question: Span::new(n - self.question, n) };
         let ropes = Ropes::shared(Rope::new(vec![0.0; head_dim / 2], 1.0), 1);
         let mut bounded =
             EvictingCache::new(device, &self.config(), ropes, eviction, prompt, (dtype, room), None)?
@@ -79,6 +83,7 @@ impl Given {
 /// A policy evaluated by its definition: what every row gave to every token is kept for good.
 struct Plain<'a> {
     given: &'a Given,
+    capacity: usize,
     /// Keys and values by token, `tokens × Hkv × d`.
     k: Vec<f32>,
     v: Vec<f32>,
@@ -133,17 +138,67 @@ impl Plain<'_> {
     fn given_to(&self, row: usize, g: usize, t: usize) -> f64 {
         self.weights[row][g].get(&t).copied().unwrap_or(0.0)
     }
+
+    /// Scaled logits of a query head of token `row`, kept in f16, over `tokens`.
+    fn logits_in_f16(&self, row: usize, h: usize, tokens: &[usize]) -> Vec<f64> {
+        let Given { heads, kv_heads, head_dim: d, .. } = *self.given;
+        let mut kept = Buffer::zeros(Dtype::F16, d);
+        kept.write_f32(0, &self.given.q[(row * heads + h) * d..][..d]);
+        let q = kept.as_slice().floats();
+        let key = |t: &usize| &self.k[(t * kv_heads + h / (heads / kv_heads)) * d..][..d];
+        let dot = |k: &[f32]| q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>();
+        tokens.iter().map(|t| dot(key(t)) / (d as f64).sqrt()).collect()
+    }
+}
+
+fn softmax(logits: &[f64]) -> Vec<f64> {
+    let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let total: f64 = logits.iter().map(|z| (z - max).exp()).sum();
+    logits.iter().map(|z| (z - max).exp() / total).collect()
+}
+
+/// Element `t` of `scores`, pooled over `kernel` neighbours: their maximum, or their sum over `kernel`.
+fn pooled(scores: &[f64], t: usize, kernel: usize, max: bool) -> f64 {
+    let near = &scores[t.saturating_sub(kernel / 2)..(t + kernel / 2 + 1).min(scores.len())];
+    if max { near.iter().copied().fold(0.0, f64::max) } else { near.iter().sum::<f64>() / kernel as f64 }
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Which {
-    H2o { recent: usize },
-    Streaming { sinks: usize },
-    Morph { window: usize, max: bool },
-    Scissorhands { history: usize, recent: usize },
+    H2o {
+        recent: usize,
+    },
+    Streaming {
+        sinks: usize,
+    },
+    Morph {
+        window: usize,
+        max: bool,
+    },
+    Scissorhands {
+        history: usize,
+        recent: usize,
+    },
+    /// The published code's softmax over distant tokens alone: for Mistral one a query head, of a row less, else one of summed logits.
+    MorphCode {
+        window: usize,
+        max: bool,
+        mistral: bool,
+    },
+    /// SnapKV's window, or A³-ex's, which protects system part and question; 0 is as much of the question as half the capacity.
+    OneShot {
+        protects: bool,
+        window: usize,
+        kernel: usize,
+        max: bool,
+    },
 }
 
 impl Which {
+    fn is_one_shot(self) -> bool {
+        matches!(self, Which::OneShot { .. })
+    }
+
     fn spec(self, capacity: usize) -> String {
         match self {
             Which::H2o { recent } => format!("h2o:capacity={capacity},recent={recent}"),
@@ -158,6 +213,16 @@ impl Which {
             }
             Which::Scissorhands { history, recent } => {
                 format!("scissorhands:capacity={capacity},history={history},recent={recent}")
+            }
+            Which::MorphCode { window, max, mistral } => {
+                let (fuse, profile) =
+                    (if max { "max" } else { "sum" }, if mistral { "mistral" } else { "llama" });
+                format!("morph_kv:capacity={capacity},window={window},fuse={fuse},profile=code_{profile}")
+            }
+            Which::OneShot { protects, window, kernel, max } => {
+                let (name, pool) =
+                    (if protects { "a3_ex" } else { "snap_kv" }, if max { "max" } else { "avg" });
+                format!("{name}:capacity={capacity},window={window},kernel={kernel},pool={pool}")
             }
         }
     }
@@ -185,18 +250,54 @@ impl Which {
                 };
                 -((rows.saturating_sub(history)..rows).filter(unimportant).count() as f64)
             }
+            Which::MorphCode { window, max, mistral } => {
+                let group = plain.given.heads / plain.given.kv_heads;
+                let distant: Vec<usize> =
+                    plain.kept[g].iter().copied().filter(|t| t + window < rows).collect();
+                let Some(at) = distant.iter().position(|distant| *distant == t) else { return f64::INFINITY };
+                let heads = g * group..(g + 1) * group;
+                let given = |row: usize| {
+                    let mut logits = heads.clone().map(|h| plain.logits_in_f16(row, h, &distant));
+                    if mistral {
+                        return logits.map(|logits| softmax(&logits)[at]).fold(0.0, f64::max);
+                    }
+                    let first = logits.next().unwrap();
+                    let add =
+                        |sum: Vec<f64>, one: Vec<f64>| sum.iter().zip(one).map(|(a, b)| a + b).collect();
+                    softmax(&logits.fold(first, add))[at]
+                };
+                let last = (rows.saturating_sub(window - usize::from(mistral))..rows).map(given);
+                if max { last.fold(0.0, f64::max) } else { last.sum() }
+            }
+            Which::OneShot { protects, window, kernel, max } => {
+                let Given { n, system, question, .. } = *plain.given;
+                let (first, last) = if protects { (system, n - question) } else { (0, n - window) };
+                if t < first {
+                    return f64::INFINITY;
+                }
+                if t >= last {
+                    // Of these the latest stay where not all can.
+                    return 1e30 * (1.0 + t as f64);
+                }
+                let rows = if window == 0 { plain.capacity / 2 } else { window };
+                let rows = if protects { rows.min(question) } else { rows };
+                let sum = |t| (n - rows..n).map(|row| plain.given_to(row, g, t)).sum();
+                let sums: Vec<f64> = (first..last).map(sum).collect();
+                pooled(&sums, t - first, kernel, max)
+            }
         }
     }
 
     /// The tokens that are kept before token `next` comes.
     fn prune(self, plain: &mut Plain<'_>, next: usize, capacity: usize) {
-        if plain.kept[0].len() <= capacity {
+        if plain.kept[0].len() <= capacity || (self.is_one_shot() && next > plain.given.n) {
             return;
         }
         let (keep, recent) = match self {
             Which::H2o { recent } => (capacity, recent),
             Which::Streaming { .. } => (capacity, 0),
-            Which::Morph { window, .. } => (capacity, window),
+            Which::Morph { window, .. } | Which::MorphCode { window, .. } => (capacity, window),
+            Which::OneShot { .. } => (capacity, 0),
             Which::Scissorhands { recent, .. } => (capacity + 1 - (capacity / 2).max(1), recent),
         };
         let rows = plain.weights.len();
@@ -210,6 +311,14 @@ fn which() -> impl Strategy<Value = Which> {
         (0usize..4).prop_map(|sinks| Which::Streaming { sinks }),
         (1usize..6, any::<bool>()).prop_map(|(window, max)| Which::Morph { window, max }),
         (1usize..9, 1usize..3).prop_map(|(history, recent)| Which::Scissorhands { history, recent }),
+        (2usize..6, any::<bool>(), any::<bool>()).prop_map(|(window, max, mistral)| Which::MorphCode {
+            window,
+            max,
+            mistral
+        }),
+        (any::<bool>(), 1usize..6, 0usize..3, any::<bool>()).prop_map(|(protects, window, side, max)| {
+            Which::OneShot { protects, window: window - usize::from(protects), kernel: 2 * side + 1, max }
+        }),
     ]
 }
 
@@ -225,7 +334,7 @@ fn numbers(seed: u64, count: usize, scale: f32) -> Vec<f32> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     /// Outputs and retained sets at every step are those of the definition. Where two scores are so near one another that
     /// rounding decides, the rest of the run is let go.
@@ -234,10 +343,15 @@ proptest! {
         which in which(),
         (kv_heads, group, head_dim) in (1usize..4, 1usize..5, prop::sample::select(vec![4usize, 8, 24])),
         (n, steps, capacity) in (1usize..40, 1usize..30, 7usize..24),
+        (system, question) in (1usize..5, 1usize..10),
         precision in prop::sample::select(vec![Precision::F32, Precision::Bf16]),
         seed in any::<u64>(),
     ) {
         let heads = kv_heads * group;
+        // What prunes once has a prompt to prune.
+        let n = if which.is_one_shot() { n + capacity } else { n };
+        let system = system.min(n - 1);
+        let question = question.min(n - system);
         let eviction = policy(&which.spec(capacity));
         let tokens = n + steps;
         let (q, by_token) = (numbers(seed, tokens * heads * head_dim, 3.0), numbers(!seed, 2 * tokens * kv_heads * head_dim, 1.0));
@@ -251,11 +365,11 @@ proptest! {
             }
             out
         };
-        let given = Given { heads, kv_heads, head_dim, n, dtype: Dtype::F32, q: q.clone(), k: by_head(k), v: by_head(v) };
+        let given = Given { heads, kv_heads, head_dim, n, system, question, dtype: Dtype::F32, q: q.clone(), k: by_head(k), v: by_head(v) };
         let device = device();
         let mut bounded = given.prefilled(&device, &eviction, tokens + 100).unwrap();
         let mut plain = Plain {
-            given: &given, k: k.to_vec(), v: v.to_vec(), kept: vec![(0..n).collect(); kv_heads], weights: Vec::new(),
+            given: &given, capacity, k: k.to_vec(), v: v.to_vec(), kept: vec![(0..n).collect(); kv_heads], weights: Vec::new(),
         };
         for row in 0..n {
             plain.attend(row);
@@ -263,6 +377,7 @@ proptest! {
         let rotary = RopeTable::default();
         let mut output = device.floats(heads * head_dim);
         for position in n..tokens {
+            let before = plain.kept.clone();
             which.prune(&mut plain, position, capacity);
             plain.kept.iter_mut().for_each(|kept| kept.push(position));
             let expected = plain.attend(position);
@@ -287,6 +402,7 @@ proptest! {
                 got_all.push(got);
             }
             if parted {
+                let kept = std::mem::replace(&mut plain.kept, before);
                 for (g, got) in got_all.iter().enumerate() {
                     let worth = |t: &usize| which.score(&plain, position, g, *t);
                     let only = |of: &[usize], not: &[usize]| -> Vec<f64> {
@@ -294,7 +410,7 @@ proptest! {
                         only.sort_by(f64::total_cmp);
                         only
                     };
-                    for (a, b) in only(got, &plain.kept[g]).iter().zip(only(&plain.kept[g], got)) {
+                    for (a, b) in only(got, &kept[g]).iter().zip(only(&kept[g], got)) {
                         prop_assert!((a - b).abs() <= 2e-3 * a.abs().max(b.abs()), "{:?} at {}: {} {}", which, position, a, b);
                     }
                 }

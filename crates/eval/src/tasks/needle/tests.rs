@@ -1,9 +1,7 @@
 //! Positions of the needle.
 
-use std::path::PathBuf;
-
 use super::*;
-use crate::tasks::testing::Words;
+use crate::tasks::testing::{Words, data};
 
 fn sample(length: usize, depth: f64, style: NeedleStyle) -> (Sample, Words) {
     let words = Words::default();
@@ -98,13 +96,8 @@ fn depths_are_the_originals() {
 
 #[test]
 fn texts_are_those_of_the_data() {
-    let data = std::env::var_os("REFRAIN_DATA")
-        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data"), PathBuf::from)
-        .join("needle");
-    let Ok(config) = std::fs::read_to_string(data.join("config.json")) else {
-        eprintln!("skipped: no needle data in {}", data.display());
-        return;
-    };
+    let Some(data) = data("needle").map(|data| data.join("needle")) else { return };
+    let config = std::fs::read_to_string(data.join("config.json")).unwrap();
     let config: serde_json::Value = serde_json::from_str(&config).unwrap();
     let essays = Needle::open(Some(&data)).unwrap();
     assert_eq!(essays.source(), "essays: Paul Graham");
