@@ -50,7 +50,7 @@ struct Network {
 #[test]
 fn a_test_that_must_not_be_skipped_fails_without_what_it_needs() {
     let mut test = std::process::Command::new(std::env::current_exe().unwrap());
-    test.args(["--exact", "a_chunk_that_one_machine_stored_is_found_by_another"]);
+    test.args(["--exact", "what_one_machine_stores_another_uses"]);
     let ran = test.env("REFRAIN_TEST_ALL", "c++,moto").env("REFRAIN_PYTHON", "/bin/false").output().unwrap();
     let said = String::from_utf8_lossy(&ran.stdout) + String::from_utf8_lossy(&ran.stderr);
     assert!(!ran.status.success() && said.contains("REFRAIN_TEST_ALL names moto"), "{said}");

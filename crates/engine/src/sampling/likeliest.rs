@@ -23,14 +23,14 @@ pub(crate) fn likeliest(values: &[f32], most: usize, least: f32) -> Vec<u32> {
         let (_, lowest, _) = highest.select_nth_unstable_by(most - 1, |a, b| b.total_cmp(a));
         bound = bound.max(*lowest);
     }
-    let mut found: Vec<u32> = (0..).zip(values).filter(|(_, x)| **x >= bound).map(|(at, _)| at).collect();
-    let likelier = |a: &u32, b: &u32| values[*b as usize].total_cmp(&values[*a as usize]).then(a.cmp(b));
+    let mut found: Vec<(u32, f32)> = (0..).zip(values.iter().copied()).filter(|(_, x)| *x >= bound).collect();
+    let likelier = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
     if most > 0 && most < found.len() {
         found.select_nth_unstable_by(most - 1, likelier);
     }
     found.truncate(most);
     found.sort_unstable_by(likelier);
-    found
+    found.into_iter().map(|(at, _)| at).collect()
 }
 
 /// Maxima of as many sets of values as `highest` has places: each set has one value of every `highest.len()`.
