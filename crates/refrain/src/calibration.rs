@@ -39,7 +39,7 @@ impl CalibrationFile {
     }
 }
 
-/// Where the calibration of the model of a [`fingerprint`] lies, in the folder of the user's data.
+/// The file of the calibration of the model of a [`fingerprint`], in the folder of the user's data.
 ///
 /// # Errors
 /// If the folder is not known.

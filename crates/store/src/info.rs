@@ -230,7 +230,7 @@ pub enum PutOutcome {
     MemoryOnly,
     /// It was deleted since it was last [admitted](crate::Store::admit), and is not kept.
     Deleted,
-    /// It could not be written (a full disk on which all chunks are pinned, say). It serves from memory while there is room; nothing of it is on
+    /// The chunk could not be written (a full disk on which all chunks are pinned, say). It serves from memory while there is room; nothing of it is on
     /// disk under its name unless the very last step, syncing the folder, failed.
     NotStored {
         /// Why.

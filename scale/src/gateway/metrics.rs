@@ -25,7 +25,7 @@ pub(crate) enum Replay {
     Differed,
     /// No worker of its kind was left.
     NoWorker,
-    /// It does not follow from its request.
+    /// The rest of the stream does not follow from its request.
     NotRepeatable,
 }
 

@@ -176,7 +176,7 @@ pub(super) fn run(context: &Context, job: &Job, runner: &Runner<'_>) -> Result<(
     runner.run(&context, job, &mut work)
 }
 
-/// What became of a sample.
+/// The outcome of a sample.
 enum Answered {
     Whole,
     /// The work is to end before.

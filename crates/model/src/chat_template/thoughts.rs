@@ -17,7 +17,7 @@ const ANSWER: &str = "probed answer";
 /// Whether the next answer begins with thoughts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Thinking {
-    /// It has none, as far as the prompt tells.
+    /// The answer has no thoughts, as far as the prompt tells.
     #[default]
     None,
     /// The model may begin thoughts.
@@ -27,7 +27,7 @@ pub enum Thinking {
 }
 
 impl Thinking {
-    /// What a prompt tells that ends with `end`, by a template that leaves thoughts to the model where it is `free`.
+    /// The beginning of an answer to a prompt that ends with `end`. A `free` template leaves thoughts to the model.
     pub(super) fn behind(end: &str, free: bool) -> Thinking {
         let end = end.trim_end();
         match (end.ends_with(BEGIN), end.ends_with(END)) {

@@ -249,7 +249,7 @@ fn a_full_disk_loses_nothing() {
     let dir = tempdir().unwrap();
     let (first, chunk) = (numbered(1, 3), chunk());
     stored(open(&dir).put(first.clone()).unwrap());
-    // It does not go to make room.
+    // The pinned chunk does not go to make room.
     open(&dir).pin(&[first.key()], true).unwrap();
     let len = chunk.to_bytes().len() as u64;
     for room in [0, 1, 8, 9, len - chunk.bytes() as u64, len - 1] {

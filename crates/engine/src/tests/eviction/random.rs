@@ -20,7 +20,7 @@ pub(super) struct Given {
     pub(super) head_dim: usize,
     /// Tokens of the prompt.
     pub(super) n: usize,
-    /// Those of its system part and of its question.
+    /// Tokens of its system part and of its question.
     pub(super) system: usize,
     pub(super) question: usize,
     pub(super) dtype: Dtype,
@@ -348,7 +348,7 @@ proptest! {
         seed in any::<u64>(),
     ) {
         let heads = kv_heads * group;
-        // What prunes once has a prompt to prune.
+        // A policy that prunes once has a prompt to prune.
         let n = if which.is_one_shot() { n + capacity } else { n };
         let system = system.min(n - 1);
         let question = question.min(n - system);
