@@ -1,4 +1,4 @@
-//! What tests need and a machine may lack: such a test is skipped, and says so.
+//! Needs of tests that a machine may lack: a test without one of them is skipped, and says so.
 
 use std::fmt::Display;
 use std::fs::OpenOptions;

@@ -27,6 +27,16 @@ use std::process::{Command, Output, Stdio};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+/// Reads a request whose body is JSON. The body ends its JSON, and nothing before does.
+fn read_json_request(stream: &mut std::net::TcpStream) {
+    let mut request = Vec::new();
+    while !request.ends_with(b"}") {
+        let mut part = [0; 1024];
+        let read = std::io::Read::read(stream, &mut part).unwrap();
+        request.extend(&part[..read]);
+    }
+}
+
 /// A home of its own: no configuration, an empty store.
 struct Home {
     folder: TempDir,

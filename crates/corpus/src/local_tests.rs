@@ -203,7 +203,7 @@ fn a_file_that_was_moved_away_is_not_written_to_and_the_next_one_is_not_replaced
     let second = open();
     let other = put(&second, "", &document("", "second"), &[]).unwrap().id;
     assert!(is_moved(change(&first)) && is_moved(first.purge()));
-    // What it has can still be read.
+    // The documents of the file that was moved can still be read.
     assert_eq!(first.document("", &id).unwrap().text, "first");
     drop((first, second));
     assert_eq!(open().document("", &other).unwrap().text, "second");

@@ -115,7 +115,7 @@ impl Folder {
         chunk_path(&self.root, key)
     }
 
-    /// Where the aux tensors are, or would be.
+    /// The path of the aux tensors, whether they are there or not.
     pub(crate) fn aux_path(&self, key: &ChunkKey, kind: &str) -> PathBuf {
         aux_path(&self.root, key, kind)
     }

@@ -199,7 +199,7 @@ impl Layout {
         Layout { quantization, dtype, heads, head_dim, tokens, parts, layer }
     }
 
-    /// Of a layer that has only the tokens `runs` of this one, one run after the other. Runs begin at multiples of [`GROUP`], and end
+    /// The layout of a layer that has only the tokens `runs` of this one, one run after the other. Runs begin at multiples of [`GROUP`], and end
     /// there or with the last token.
     pub(crate) fn only(&self, runs: &[Range<usize>]) -> Layout {
         let bound = encoded(self.quantization, self.tokens);

@@ -17,7 +17,7 @@ pub fn raise_open_files() {
         let limit = getrlimit(Resource::Nofile);
         let wanted = limit.maximum.map_or(MOST, |most| most.min(MOST));
         if limit.current.is_some_and(|current| current < wanted) {
-            // Where the system refuses, connections and readers are as many as the limit has room for.
+            // A limit that the system does not raise stays, and bounds connections and readers.
             let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..limit });
         }
     }

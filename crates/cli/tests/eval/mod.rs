@@ -132,13 +132,7 @@ fn a_judge_that_does_not_reply_is_told_before_anything_is_written() {
     let url = format!("http://{}/v1", listener.local_addr().unwrap());
     let refuses = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        let mut request = Vec::new();
-        // The request's body ends its JSON, and nothing before does.
-        while !request.ends_with(b"}") {
-            let mut part = [0; 1024];
-            let read = std::io::Read::read(&mut stream, &mut part).unwrap();
-            request.extend(&part[..read]);
-        }
+        read_json_request(&mut stream);
         std::io::Write::write_all(&mut stream, b"HTTP/1.1 404 X\r\nContent-Length: 8\r\n\r\nno model")
             .unwrap();
     });

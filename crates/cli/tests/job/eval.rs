@@ -97,13 +97,7 @@ fn judge(replies: Vec<(u16, &'static str)>) -> (String, std::thread::JoinHandle<
     let serve = move || {
         let replies = replies.into_iter().map(|(status, content)| {
             let (mut stream, _) = listener.accept().unwrap();
-            let mut request = Vec::new();
-            // The request's body ends its JSON, and nothing before does.
-            while !request.ends_with(b"}") {
-                let mut part = [0; 1024];
-                let read = std::io::Read::read(&mut stream, &mut part).unwrap();
-                request.extend(&part[..read]);
-            }
+            read_json_request(&mut stream);
             let body = json!({ "choices": [{ "message": { "content": content } }] }).to_string();
             let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close", body.len());
             std::io::Write::write_all(&mut stream, format!("{head}\r\n\r\n{body}").as_bytes()).unwrap();

@@ -1,4 +1,4 @@
-//! What a server's log and its metrics tell of requests.
+//! A server's log and metrics tell the outcome of each request.
 
 use super::*;
 

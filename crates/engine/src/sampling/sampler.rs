@@ -85,7 +85,7 @@ impl Sampler {
         if !keeps_k && top_p >= 1.0 && min_p == 0.0 {
             return draw_of_all(logits, uniform);
         }
-        let least = min_p * maximum(logits);
+        let least = if min_p == 0.0 { 0.0 } else { min_p * maximum(logits) };
         let mut kept = if keeps_k {
             let mut kept = likeliest(logits, top_k, 0.0);
             if top_p < 1.0 {

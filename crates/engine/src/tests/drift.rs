@@ -1,4 +1,4 @@
-//! What methods choose, and what follows from it, against implementations of their own (`tools/golden_drift.py`, `tools/golden_choices.py`).
+//! Tokens that methods choose, and logits that follow, against independent implementations (`tools/golden_drift.py`, `tools/golden_choices.py`).
 
 use refrain_eviction::POLICIES;
 use refrain_fusion::{Drift, METHODS, Pie, Scout};
@@ -26,7 +26,7 @@ struct Case {
     rows: Vec<u32>,
     /// How many are computed at each layer.
     layer_rows: Option<Vec<usize>>,
-    /// Of a method that keeps a part of the documents: `[start, end)` of what it keeps of them at each layer.
+    /// Spans `[start, end)` of the documents' tokens that a method keeps at each layer, if it keeps a part of them.
     kept: Option<Vec<Vec<(u32, u32)>>>,
     ambiguous: Option<usize>,
     logits: Vec<Vec<f32>>,

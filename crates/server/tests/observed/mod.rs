@@ -1,4 +1,4 @@
-//! What the metrics tell of requests.
+//! The metrics count requests by their outcome.
 
 use futures_util::poll;
 

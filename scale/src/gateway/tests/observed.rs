@@ -1,4 +1,4 @@
-//! What the gateway's metrics and responses tell of requests that are not answered.
+//! The gateway's metrics and responses tell the outcome of requests that are not answered.
 
 use futures_util::FutureExt as _;
 

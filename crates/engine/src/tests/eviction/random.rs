@@ -276,7 +276,7 @@ impl Which {
                     return f64::INFINITY;
                 }
                 if t >= last {
-                    // Of these the latest stay where not all can.
+                    // The latest of these tokens stay if there is no room for all.
                     return 1e30 * (1.0 + t as f64);
                 }
                 let rows = if window == 0 { plain.capacity / 2 } else { window };
