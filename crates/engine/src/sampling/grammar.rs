@@ -27,6 +27,9 @@ const MAX_REASON: usize = 300;
 /// The name that `llguidance` gives to a mask without a token.
 const NO_TOKEN: &str = "NoExtensionBias";
 
+/// Reasons of `llguidance` that speak of options that nobody can set here.
+const TOO_MANY_STEPS: [&str; 3] = ["lexer precomputation failed", "fuel exhausted", "relevance check fuel"];
+
 /// Most texts of a choice.
 const MAX_CHOICES: usize = 4096;
 
@@ -184,6 +187,12 @@ fn wrong(reason: &dyn fmt::Display) -> Error {
     let reason = reason.to_string();
     // The mark of an error that leaves out the parser's state.
     let reason = reason.trim_end().trim_end_matches("<non-verbose/>").trim_end();
+    let reason = match TOO_MANY_STEPS.iter().any(|steps| reason.contains(steps)) {
+        true => {
+            "it takes more steps than are allowed; optional and repeated parts in a row take most of them"
+        }
+        false => reason,
+    };
     let reason = match reason.char_indices().nth(MAX_REASON) {
         Some((end, _)) => format!("{}…", &reason[..end]),
         None => reason.to_owned(),
@@ -251,6 +260,13 @@ impl GrammarCompiler {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_grammar_of_too_many_steps_is_refused_without_options_of_the_library() {
+        let error =
+            wrong(&"lexer precomputation failed; either increase limits.initial_lexer_fuel").to_string();
+        assert!(error.contains("optional and repeated parts") && !error.contains("fuel"), "{error}");
+    }
 
     #[test]
     fn grammars_beyond_the_limits_are_refused_before_they_are_parsed() {
