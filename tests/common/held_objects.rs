@@ -86,7 +86,7 @@ impl ObjectStore for HeldObjects {
         let mut bytes = found.bytes().await?;
         let first = bytes.split_to(passes.min(bytes.len()));
         let rest = async move {
-            if passes < usize::MAX && passes > 0 {
+            if passes < usize::MAX && passes > 0 && !bytes.is_empty() {
                 let _ = gate.wait_for(|passes| *passes == usize::MAX).await;
             }
             Ok(bytes)

@@ -105,17 +105,18 @@ impl Engine {
         Err(Error::Device { device: room.device, reason })
     }
 
-    /// Bytes that a request takes while its prompt is computed, beside those of [`Engine::max_kv_bytes`], on a device with memory of its own; 0 on
-    /// others.
+    /// Bytes that a request takes while its prompt is computed, beside those of [`Engine::max_kv_bytes`]: what the eviction policy keeps beside a
+    /// layer of the prompt, and on a device with memory of its own all else.
     pub fn prompt_bytes(&self, prompt: &Prompt, method: &dyn FusionMethod, eviction: &Eviction) -> usize {
+        let side_bytes = self.prompt_side_bytes(prompt, eviction);
         // Asking for the memory would wait for all work of the device.
         if !self.device_chunks().is_apart() {
-            return 0;
+            return side_bytes;
         }
         // A lower bound: what an answer adds is not known here.
         let kv = self.kv_bytes(prompt, prompt.len(), eviction).unwrap_or(0) as u64;
         let bytes = self.beside_kv(prompt, method, eviction, kv, None);
-        usize::try_from(bytes).unwrap_or(usize::MAX)
+        usize::try_from(bytes).unwrap_or(usize::MAX).saturating_add(side_bytes)
     }
 
     /// Bytes that a request takes beside `kv` bytes of keys and values, those of steps that see at most `slots` keys included if they are given:

@@ -67,6 +67,11 @@ impl Prefill {
         self.job.advance(patience)
     }
 
+    /// Time in which its steps only waited for keys and values so far.
+    pub fn waited(&self) -> Duration {
+        self.job.waited()
+    }
+
     /// The sequence at its first token, once [`Prefill::advance`] has said that all is done; none before.
     pub fn finish(self) -> Option<Sequence> {
         self.first_token().map(|first| first.sequence)
@@ -80,9 +85,9 @@ impl Prefill {
         generate(self.run()?.sequence, &mut stream)
     }
 
-    /// Has the time to the first token begin now.
-    pub(crate) fn restart_clock(&mut self) {
-        self.started = Instant::now();
+    /// Leaves a time out of the time to the first token.
+    pub(crate) fn leave_out(&mut self, pause: Duration) {
+        self.started += pause;
     }
 
     /// Does all of it.

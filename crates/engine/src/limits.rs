@@ -68,10 +68,8 @@ impl Engine {
         };
         let config = self.decoder().config();
         let heads = if eviction.per_query_head { config.heads } else { config.kv_heads };
-        let group = config.heads / heads;
         let copies = heads / config.kv_heads;
-        let sizes = Sizes { heads, group, head_dim: config.head_dim, capacity: held, rows: room };
-        let side_bytes = eviction.policy.side_bytes(&spans(prompt), sizes);
+        let side_bytes = self.side_bytes(prompt, eviction, (held, room));
         let token_bytes = copies * self.decoder().shape().token_bytes(self.settings().kv);
         // Sinks that are turned as the answer grows have a second copy of their keys.
         let sinks = eviction.policy.sinks().unwrap_or(0).min(held) * token_bytes / 2;
@@ -79,6 +77,22 @@ impl Engine {
             if eviction.is_full() && !eviction.per_query_head { 0 } else { held * heads * size_of::<u32>() };
         let beside = side_bytes.saturating_add(positions).saturating_mul(config.num_layers());
         Ok(beside.saturating_add(held * token_bytes + sinks))
+    }
+
+    /// Bytes that an eviction policy keeps beside one layer of a prompt, all of whose tokens are there, while it chooses among them. Layers come one
+    /// after the other.
+    pub(crate) fn prompt_side_bytes(&self, prompt: &Prompt, eviction: &Eviction) -> usize {
+        // How long the answer may be is not known here.
+        self.side_bytes(prompt, eviction, (prompt.len(), self.decoder().config().context))
+    }
+
+    /// Bytes that an eviction policy keeps beside one layer of `capacity` slots a head, of a request of `rows` tokens.
+    fn side_bytes(&self, prompt: &Prompt, eviction: &Eviction, (capacity, rows): (usize, usize)) -> usize {
+        let config = self.decoder().config();
+        let heads = if eviction.per_query_head { config.heads } else { config.kv_heads };
+        let group = config.heads / heads;
+        let sizes = Sizes { heads, group, head_dim: config.head_dim, capacity, rows };
+        eviction.policy.side_bytes(&spans(prompt), sizes)
     }
 }
 

@@ -159,10 +159,12 @@ pub struct TokenEvent<'a> {
     pub token: Option<u32>,
     /// Log probabilities of the token and of the likeliest ones, where they were asked for.
     pub logprobs: Option<&'a TokenLogprobs>,
-    /// Tokens that each head's cache holds.
+    /// Tokens that each head's cache holds, of the layer that holds most.
     pub retained: usize,
     /// Bytes allocated for keys and values.
     pub kv_bytes: usize,
+    /// Bytes that the keys and values held take, over all layers.
+    pub kv_bytes_held: usize,
 }
 
 /// Why an answer ended.

@@ -1,10 +1,10 @@
 //! An answer as an iterator over its tokens.
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use crate::decode::{DecodeWorkspace, decode_step};
 use crate::engine::Engine;
-use crate::ingest::PromptIngest;
 use crate::logprobs::TokenLogprobs;
 use crate::prompt::Prompt;
 use crate::request::{Answer, GenerateRequest, TokenEvent};
@@ -29,19 +29,20 @@ impl From<TokenEvent<'_>> for Token {
 }
 
 /// An answer on its way: an iterator over its tokens, each computed when it is asked for. The first call computes the prompt.
-/// [`TokenStream::answer`] is there when the iterator has ended; dropping it earlier ends the work.
+/// [`TokenStream::answer`] is there when the iterator has ended; dropping it earlier ends the work. The times of its statistics leave out
+/// the time between two calls, which is the caller's.
 #[derive(Debug)]
 pub struct TokenStream {
     state: State,
     workspace: DecodeWorkspace,
     /// Tokens that were chosen and not asked for yet.
     ready: VecDeque<Token>,
+    /// When the stream last computed something.
+    left: Instant,
 }
 
 #[derive(Debug)]
 enum State {
-    /// Parts of the prompt are ingested before its prefill begins.
-    Ingest(Box<PromptIngest>, Box<Prefill>),
     Prefill(Box<Prefill>),
     Decode(Box<Sequence>),
     Done(Box<Answer>),
@@ -52,7 +53,8 @@ enum State {
 impl TokenStream {
     pub(crate) fn new(prefill: Prefill) -> TokenStream {
         let state = State::Prefill(Box::new(prefill));
-        TokenStream { state, workspace: DecodeWorkspace::default(), ready: VecDeque::new() }
+        let (workspace, ready) = (DecodeWorkspace::default(), VecDeque::new());
+        TokenStream { state, workspace, ready, left: Instant::now() }
     }
 
     /// The answer, once the iterator has ended without an error.
@@ -61,15 +63,6 @@ impl TokenStream {
             State::Done(answer) if self.ready.is_empty() => Some(answer),
             _ => None,
         }
-    }
-
-    /// This stream with an ingest of its prompt before it, which is no part of the time to the first token.
-    pub fn after(mut self, ingest: PromptIngest) -> TokenStream {
-        self.state = match self.state {
-            State::Prefill(prefill) => State::Ingest(Box::new(ingest), prefill),
-            begun => begun,
-        };
-        self
     }
 
     /// Does one step towards the next token, at most a layer of the prompt or a step of decoding, for callers that look after other
@@ -81,17 +74,16 @@ impl TokenStream {
         if !self.ready.is_empty() {
             return Ok(Advance::Done);
         }
+        let advance = self.step(self.left.elapsed());
+        self.left = Instant::now();
+        advance
+    }
+
+    /// Does one step, `pause` after the last one.
+    fn step(&mut self, pause: Duration) -> Result<Advance> {
         match std::mem::replace(&mut self.state, State::Failed) {
-            State::Ingest(mut ingest, mut prefill) => {
-                let advance = ingest.advance()?;
-                if advance != Advance::Done {
-                    self.state = State::Ingest(ingest, prefill);
-                    return Ok(advance);
-                }
-                prefill.restart_clock();
-                self.state = State::Prefill(prefill);
-            }
             State::Prefill(mut prefill) => {
+                prefill.leave_out(pause);
                 let advance = prefill.advance()?;
                 if advance != Advance::Done {
                     self.state = State::Prefill(prefill);
@@ -102,6 +94,7 @@ impl TokenStream {
                 }
             }
             State::Decode(mut sequence) => {
+                sequence.first += pause;
                 decode_step(&mut [&mut sequence], &mut self.workspace)?;
                 self.push(sequence)?;
             }

@@ -86,9 +86,12 @@ impl Options for MorphKv {
 }
 
 impl EvictionPolicy for MorphKv {
-    fn budget(&self, _: &PromptSpans) -> Result<Option<Budget>> {
+    fn budget(&self, prompt: &PromptSpans) -> Result<Option<Budget>> {
         self.validate()?;
-        let MorphKv { capacity, evict_after, .. } = *self;
+        let MorphKv { capacity, window, profile, evict_after, .. } = *self;
+        if profile == Profile::Paper {
+            prompt.check_rows(window, Self::NAME, "window")?;
+        }
         // Pruned when the cache, the present token included, has come to (cap + 1) · evict_after.
         let at = (capacity.saturating_add(1) as f64 * evict_after - 1e-9).ceil() as usize;
         Ok(Some(Budget { keep: capacity, most: at.saturating_sub(2).max(capacity), decoding: true }))

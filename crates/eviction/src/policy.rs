@@ -4,7 +4,11 @@ use std::fmt::Debug;
 
 use refrain_kv::Span;
 
-use crate::{AttentionNeeds, Result, TokenScorer};
+use crate::{AttentionNeeds, Error, Result, TokenScorer};
+
+/// Most attention rows of a prompt times its tokens that a policy looks back at. Each is a bit or a weight for every head, and all of a layer are
+/// computed and looked at in one step, between two tokens of other answers.
+const PROMPT_ROWS: usize = 1 << 27;
 
 /// The parts of a prompt that policies tell apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +28,20 @@ impl PromptSpans {
     /// Whether there is no token.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Checks whether `policy` can look back at so many attention rows, which are as many as its `option` says, or all of the prompt's.
+    pub(crate) fn check_rows(&self, rows: usize, policy: &'static str, option: &str) -> Result<()> {
+        let (n, most) = (self.len(), PROMPT_ROWS / self.len().max(1));
+        if rows.min(n) <= most {
+            return Ok(());
+        }
+        Err(Error::conflict(
+            policy,
+            format!(
+                "a {option} of {rows} rows over a prompt of {n} tokens is more than is looked back at: choose a {option} of at most {most}, or send less"
+            ),
+        ))
     }
 }
 

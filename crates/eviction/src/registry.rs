@@ -94,7 +94,10 @@ const fn policy<P: EvictionPolicy + Options + 'static>(
 
 #[cfg(test)]
 mod tests {
+    use refrain_kv::Span;
+
     use super::*;
+    use crate::PromptSpans;
 
     #[test]
     fn text_gives_policy_and_options_and_what_clashes_is_named() {
@@ -122,5 +125,24 @@ mod tests {
             assert!(error.contains(first) && error.contains(second), "{wrong}: {error}");
         }
         assert!(POLICIES.parse("morph").unwrap_err().to_string().contains("morph_kv"));
+    }
+
+    /// A layer of a long prompt is looked at in one step, and its rows lie in memory beside it.
+    #[test]
+    fn a_policy_looks_back_at_so_many_rows_of_a_prompt() {
+        let prompt = |n| PromptSpans { system: Span::new(0, 1), question: Span::new(n - 1, n) };
+        let budget = |spec: &str, n| POLICIES.parse(spec).unwrap().policy.budget(&prompt(n));
+        for (spec, option, at_most) in [
+            ("scissorhands:capacity=16,recent=1,history=262144", "history of 262144 rows", "at most 4473"),
+            ("morph_kv:capacity=2048,window=2047", "window of 2047 rows", "at most 1342"),
+        ] {
+            budget(spec, 1000).unwrap();
+            let error = budget(spec, if spec.starts_with('m') { 100_000 } else { 30_000 });
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains(option) && error.contains(at_most), "{spec}: {error}");
+        }
+        for spec in ["scissorhands", "morph_kv", "morph_kv:capacity=2048,window=2047,profile=code_llama"] {
+            budget(spec, 262_144).unwrap();
+        }
     }
 }

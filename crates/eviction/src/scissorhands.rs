@@ -76,8 +76,9 @@ impl Scissorhands {
 const BITS: usize = 1 << 22;
 
 impl EvictionPolicy for Scissorhands {
-    fn budget(&self, _: &PromptSpans) -> Result<Option<Budget>> {
+    fn budget(&self, prompt: &PromptSpans) -> Result<Option<Budget>> {
         self.validate()?;
+        prompt.check_rows(self.history, Self::NAME, "history")?;
         Ok(Some(Budget { keep: self.keep(), most: self.capacity, decoding: true }))
     }
 
@@ -162,10 +163,13 @@ impl TokenScorer for LowAttentionBits {
 
     fn score(&self, layer: &LayerView<'_>, head: usize, scores: &mut [f32]) {
         scores.fill(0.0);
+        let positions = layer.head(head);
         for (row, position) in self.rows.iter().enumerate().filter(|(_, position)| **position != NONE) {
-            for ((slot, score), of) in scores.iter_mut().enumerate().zip(layer.head(head)) {
-                if of <= position && self.get(head, row, slot) {
-                    *score -= 1.0;
+            let words = &self.words[self.row(head, row)];
+            for ((scores, positions), word) in scores.chunks_mut(64).zip(positions.chunks(64)).zip(words) {
+                for (i, (score, of)) in scores.iter_mut().zip(positions).enumerate() {
+                    let counts = (word >> i) as u32 & u32::from(of <= position) & 1;
+                    *score -= counts as f32;
                 }
             }
         }

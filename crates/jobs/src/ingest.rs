@@ -150,22 +150,26 @@ impl<'a> IngestWork<'a> {
         })
     }
 
-    /// Waits for chunks that are on their way to the object store, and gives the documents of which some are neither there nor on
-    /// their way.
-    fn lost<'d>(
+    /// Waits for chunks of the documents that are on their way to the object store, and gives the documents of which some are neither there nor on
+    /// their way. Chunks that other programs add to the same folder are not waited for.
+    pub(crate) fn lost<'d>(
         &mut self,
         documents: &[&'d Document],
         control: &Control<'_>,
     ) -> Result<Vec<&'d Document>, Undone> {
         let mut missing = documents.to_vec();
         loop {
-            // Other programs may add chunks to the same folder all the time, so that its waiting chunks need not end.
-            self.wait_for_pending(0, LONGEST_WAIT, control)?;
-            // Looked at before, so that what is not there then is not on its way either.
-            let pending = self.pending();
-            let mut there = self.are_shared(&missing, control)?.into_iter();
+            // Looked at before the object store is asked, so that what is not there then is not on its way either.
+            let mut pending = self.engine.are_pending(&missing, &self.method)?;
+            if pending.contains(&true) {
+                self.wait_for_pending(0, LONGEST_WAIT, control)?;
+                pending = self.engine.are_pending(&missing, &self.method)?;
+            }
+            let there = self.are_shared(&missing, control)?;
+            let waits = there.iter().zip(pending).any(|(there, pending)| pending && !there);
+            let mut there = there.into_iter();
             missing.retain(|_| there.next() == Some(false));
-            if missing.is_empty() || pending == 0 {
+            if !waits {
                 return Ok(missing);
             }
         }
@@ -190,10 +194,6 @@ impl<'a> IngestWork<'a> {
             "chunks of {documents} documents go to make room before they are in the object store; give --disk more"
         )
         .into())
-    }
-
-    fn pending(&self) -> u64 {
-        self.engine.store().remote_stats().map_or(0, |stats| stats.pending)
     }
 
     /// Keeps documents in the object store.

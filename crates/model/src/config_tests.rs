@@ -336,6 +336,10 @@ fn bad_hugging_face_configurations_are_errors() {
             json!({"rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 0}}),
             "original context is 0",
         ),
+        (
+            json!({"head_dim": 1u64 << 62, "rope_scaling": {"type": "yarn", "factor": 4.0}}),
+            "the rotary dimension is 4611686018427387904, above 16384",
+        ),
         (json!({"rope_scaling": {"type": "linear"}}), "'linear' has no factor"),
         (json!({"rope_scaling": {"type": "linear", "factor": 0.0}}), "the rope factor is 0"),
         (json!({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}), "differ by layer"),
@@ -418,6 +422,7 @@ fn bad_gguf_configurations_are_errors() {
         (tiny().u32("llama.rope.dimension_count", 10), "the rotary dimension is 10"),
         (tiny().str("llama.rope.scaling.type", "dynamic"), "'dynamic' is not supported; supported are none"),
         (tiny().str("llama.rope.scaling.type", "yarn"), "'yarn' has no factor"),
+        (yarn().u32("llama.rope.dimension_count", u32::MAX - 1), "the rotary dimension is 4294967294"),
         (yarn().counting("rope_freqs.weight", &[4]), "'yarn' with the file's factor tensors"),
         (yarn().f32("llama.rope.scaling.yarn_attn_factor", 1.2), "yarn_attn_factor' is 1.2, and only 1 is"),
         (yarn().f32("llama.rope.scaling.yarn_log_multiplier", 0.1), "yarn_log_multiplier' is 0.1"),

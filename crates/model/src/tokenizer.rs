@@ -174,6 +174,12 @@ impl Tokenizer {
         self.special.binary_search(&id).is_ok()
     }
 
+    /// Whether a token stands in literal pieces alone: no text of a user can give it.
+    #[must_use]
+    pub fn is_reserved(&self, id: u32) -> bool {
+        self.pipeline.is_reserved(id)
+    }
+
     /// A token as the vocabulary writes it (`Ġthe`, `▁the`, `<|im_end|>`); none if there is no such token.
     #[must_use]
     pub fn token_text(&self, id: u32) -> Option<String> {

@@ -30,6 +30,7 @@ fn comes_back(tokenizer: &Tokenizer, text: &str) {
     let ids = plain(tokenizer, text);
     let unknown = tokenizer.token_id("<unk>");
     assert!(!ids.iter().any(|id| tokenizer.is_special(*id) && Some(*id) != unknown), "{text:?}: {ids:?}");
+    assert!(!ids.iter().any(|id| tokenizer.is_reserved(*id)), "{text:?}: {ids:?}");
     assert!(ids.iter().all(|id| (*id as usize) < tokenizer.vocab_size()));
     assert_eq!(tokenizer.decode(&ids, false), text);
     assert_eq!(stream(tokenizer, &ids), text);
@@ -70,7 +71,8 @@ fn folders_agree_with_transformers() {
         TEXTS.iter().for_each(|text| comes_back(&tokenizer, text));
     }
     let llama = tiny("llama");
-    assert!((0..llama.vocab_size() as u32).all(|id| llama.is_special(id) == (id < 4)));
+    let is_control = |id| [llama.is_special(id), llama.is_reserved(id)] == [id < 4; 2];
+    assert!((0..llama.vocab_size() as u32).all(is_control));
     assert_eq!((tiny("llama").bos(), tiny("llama").eos_ids()), (Some(0), &[3][..]));
 }
 
@@ -397,7 +399,9 @@ fn a_text_that_fills_in_a_middle_ends_before_padding_and_other_files() {
             "normalized": false, "special": false});
         file["added_tokens"].as_array_mut().unwrap().push(token);
     });
-    assert_eq!(Tokenizer::from_folder(folder.path()).unwrap().eos_ids(), [4]);
+    let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+    assert_eq!(tokenizer.eos_ids(), [4]);
+    assert_eq!([tokenizer.is_special(4), tokenizer.is_reserved(4)], [false, true]);
 }
 
 #[test]

@@ -36,6 +36,16 @@ pub(crate) enum Origin {
     Remote,
 }
 
+/// A row that counts bytes which are not in the folder.
+#[derive(Debug)]
+pub(crate) struct Phantom {
+    pub(crate) key: ChunkKey,
+    /// The row as it was then: one that has been changed since is right.
+    pub(crate) row: IndexRow,
+    /// Bytes of a broken file that was removed; none where the chunk's file could not be written.
+    pub(crate) removed: Option<u64>,
+}
+
 /// Chunks and aux tensors in a folder.
 #[derive(Debug)]
 pub(crate) struct Disk {
@@ -43,9 +53,9 @@ pub(crate) struct Disk {
     index: Index,
     limits: Limits,
     uses: UnwrittenUses,
-    /// Rows of chunks whose files could not be written, which the index could not withdraw either, as on a full disk. The next write
-    /// withdraws them; those that die with the process go by `gc`.
-    phantoms: Mutex<Vec<(ChunkKey, IndexRow)>>,
+    /// Rows of chunks whose files could not be written, which the index could not withdraw either, as on a full disk, and of broken files that
+    /// were removed while others wrote. The next write corrects them; those that die with the process are corrected by `gc`.
+    phantoms: Mutex<Vec<Phantom>>,
     evicted: AtomicU64,
     /// Whether chunks that are stored here are noted as not yet in the object store.
     shares: bool,
@@ -176,7 +186,7 @@ impl Disk {
             outcome => return outcome,
         };
         let Ok(totals) = self.totals() else { return Err(full) };
-        let phantoms = self.phantoms().iter().map(|(_, row)| row.bytes).fold(0, u64::saturating_add);
+        let phantoms = self.phantoms().iter().map(Phantom::bytes).fold(0, u64::saturating_add);
         let disk = totals.bytes.saturating_sub(phantoms).min(self.limits.disk);
         let limits = Limits { disk, ..self.limits.clone() };
         self.write_within(&limits, key, namespace, file, origin).map_err(|error| {
@@ -201,7 +211,7 @@ impl Disk {
         let phantoms = std::mem::take(&mut *self.phantoms());
         let entered = self.index().and_then(|index| {
             index.write(|tables| {
-                phantoms.iter().try_for_each(|(key, row)| self.withdraw(tables, key, row))?;
+                phantoms.iter().try_for_each(|phantom| self.correct(tables, phantom))?;
                 self.enter_uses(tables, &uses)?;
                 self.admit(tables, (key, namespace), file, limits, note)
             })
@@ -219,27 +229,28 @@ impl Disk {
         };
         let written = self.folder.write(file);
         // Best effort from here on: a row that counts too much is corrected by `gc`.
+        let phantom = Phantom { key: *key, row, removed: None };
         let corrected = match &written {
-            Err(_) => self.index.write(|tables| self.withdraw(tables, key, &row)),
+            Err(_) => self.index.write(|tables| self.correct(tables, &phantom)),
             // The row that was entered above, and its note, are there unless another process took them out meanwhile: one
             // that removed the chunk did not see the file, and one that sent the chunk's files did not either.
             Ok(_) if note => self.index.write(|tables| {
                 if tables.row(key)?.is_none() {
-                    tables.set(key, &row)?;
+                    tables.set(key, &phantom.row)?;
                 }
                 tables.note(key, nanoseconds())
             }),
-            Ok(_) => self.index.ensure_row(key, &row),
+            Ok(_) => self.index.ensure_row(key, &phantom.row),
         };
         if written.is_ok() {
             self.frees_nothing.store(false, Relaxed);
         } else if corrected.is_err() {
-            self.phantoms().push((*key, row));
+            self.phantoms().push(phantom);
         }
         written
     }
 
-    pub(crate) fn phantoms(&self) -> MutexGuard<'_, Vec<(ChunkKey, IndexRow)>> {
+    pub(crate) fn phantoms(&self) -> MutexGuard<'_, Vec<Phantom>> {
         self.phantoms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -284,22 +295,6 @@ impl Disk {
             tables.note(key, nanoseconds())?;
         }
         Ok(row)
-    }
-
-    /// Corrects the row of a chunk whose file could not be written, unless the row has been changed since.
-    fn withdraw(
-        &self,
-        tables: &mut Tables<'_>,
-        key: &ChunkKey,
-        entered: &IndexRow,
-    ) -> Result<(), IndexError> {
-        if tables.row(key)?.as_ref() != Some(entered) {
-            return Ok(());
-        }
-        match bytes(&self.folder.files(key)?) {
-            0 => tables.remove(key),
-            left => tables.set(key, &IndexRow { bytes: left, ..entered.clone() }),
-        }
     }
 
     /// When a chunk that is stored now expires (s since 1970, 0 never).

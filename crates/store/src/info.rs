@@ -263,6 +263,16 @@ pub struct Fetched {
     pub passed_over: usize,
 }
 
+/// Speed of the link to an object store, by its downloads: weighted means, of which the latest measurements have most.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct LinkSpeed {
+    /// Seconds until an object's first byte; none before the first measurement.
+    pub latency: Option<f64>,
+    /// Bytes a second of all objects that arrive at the same time; none before the first measurement.
+    pub bytes_per_second: Option<f64>,
+}
+
 /// Counts since the store was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]

@@ -55,8 +55,8 @@ pub use file_names::{DOCUMENTS, NEW_DOCUMENTS, TEMPORARY};
 pub use folder::holds_store;
 pub use id::{BosPolicy, ChunkId, UnknownBosPolicy};
 pub use info::{
-    ChunkDetail, ChunkInfo, Fetched, GcReport, Listing, PutOutcome, Repair, Scope, Stats, Unusable,
-    WantedChunk,
+    ChunkDetail, ChunkInfo, Fetched, GcReport, LinkSpeed, Listing, PutOutcome, Repair, Scope, Stats,
+    Unusable, WantedChunk,
 };
 pub use key::{ChunkKey, InvalidKey, ShortKey};
 pub use kv_quant::{KvQuantization, UnknownKvQuantization};

@@ -31,11 +31,12 @@ use tokio::runtime::Runtime;
 
 use self::client::Client;
 pub(crate) use self::download::ObjectSink;
+use self::link::OnDrop;
 pub use self::objects::{ListedObject, Objects, WrittenObject};
 pub use self::options::{FetchPolicy, RemoteOptions, UnknownFetchPolicy};
 pub use self::stats::RemoteStats;
 use crate::disk::Disk;
-use crate::{ChunkKey, Result, StoreError};
+use crate::{ChunkKey, LinkSpeed, Result, StoreError};
 
 /// The time that computing is taken to last before a prefill was measured.
 const UNKNOWN_COMPUTE: Duration = Duration::from_secs(1);
@@ -101,11 +102,12 @@ impl Remote {
     /// Has an object of so many bytes, as far as they are known, brought to `sink`, which is dropped when nothing comes any more.
     pub(crate) fn fetch(&self, name: String, bytes: u64, sink: Box<dyn ObjectSink>) {
         let Some(runtime) = &self.runtime else { return };
-        let client = self.client.clone();
-        client.link.queue(bytes);
+        let (client, queued) = (self.client.clone(), self.client.clone());
+        queued.link.queue(bytes);
+        let queued = OnDrop(move || queued.link.done(bytes));
         runtime.spawn(async move {
-            client.clone().fetch(name, sink).await;
-            client.link.done(bytes);
+            let _queued = queued;
+            client.fetch(name, sink).await;
         });
     }
 
@@ -168,6 +170,10 @@ impl Remote {
         self.client.stats()
     }
 
+    pub(crate) fn link_speed(&self) -> LinkSpeed {
+        self.client.link.speed(Instant::now())
+    }
+
     /// Objects below the same prefix.
     pub(crate) fn objects(&self) -> Option<Objects> {
         let runtime = self.runtime.as_ref()?.handle().clone();
@@ -186,7 +192,49 @@ impl Drop for Remote {
 
 #[cfg(test)]
 mod tests {
+    use std::thread::sleep;
+
+    use object_store::memory::InMemory;
+
     use super::*;
+    use crate::{Limits, Problem};
+
+    /// A receiver that panics at an object's first bytes.
+    struct Panics;
+
+    impl ObjectSink for Panics {
+        fn most(&self) -> u64 {
+            1 << 20
+        }
+
+        fn take(&mut self, _: u64, _: &[u8]) -> Result<(), Problem> {
+            panic!("a receiver fails")
+        }
+
+        fn end(&mut self) -> Result<(), Problem> {
+            Ok(())
+        }
+    }
+
+    /// An object that was under way for ever would make every later one seem slow.
+    #[test]
+    fn an_object_whose_receiver_panics_is_under_way_no_longer() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = RemoteOptions::new("memory:///library");
+        options.objects = Some(Arc::new(InMemory::new()));
+        let disk = Arc::new(Disk::open(folder.path(), Limits::memory(0), true).unwrap());
+        let remote = Remote::open(&options, &disk).unwrap();
+        remote.objects().unwrap().put("object", vec![1; 1 << 20]).unwrap();
+        remote.fetch("object".to_owned(), 1 << 20, Box::new(Panics));
+        let (link, began, later) =
+            (&remote.client.link, Instant::now(), Instant::now() + Duration::from_secs(3600));
+        while !link.is_stale(later) {
+            assert!(began.elapsed() < Duration::from_secs(60), "it is still under way");
+            sleep(Duration::from_millis(1));
+        }
+        let expected = link.expected(1, 1 << 20, later).unwrap();
+        assert!(expected < Duration::from_secs(60), "{expected:?}");
+    }
 
     fn seconds(fetch: impl Into<Option<f64>>, compute: impl Into<Option<f64>>) -> Option<f64> {
         let [fetch, compute] = [fetch.into(), compute.into()].map(|time| time.map(Duration::from_secs_f64));

@@ -25,7 +25,7 @@ use crate::{
     VerifyProgress, VerifyReport,
 };
 #[cfg(not(feature = "remote"))]
-use crate::{Fetched, WantedChunk};
+use crate::{Fetched, LinkSpeed, WantedChunk};
 
 /// Chunks in memory and, if it has one, in a folder. Cheap to clone; clones share everything.
 ///
@@ -90,8 +90,8 @@ impl Store {
         Ok(found)
     }
 
-    /// [`Store::reader`] of what [`Store::prefetch`] has brought or is bringing: nothing is asked of the object store, and a chunk that is late is
-    /// not waited for.
+    /// [`Store::reader`] of what [`Store::prefetch`] has brought or is bringing: nothing is asked of the object store, and nothing is waited for. A
+    /// chunk that is late, or whose header is still to come, is not at hand.
     ///
     /// # Errors
     /// If no chunk can have this identity: it is empty or too large.
@@ -199,6 +199,11 @@ impl Store {
         Ok(PutOutcome::Deleted)
     }
 
+    /// Whether the chunk was [deleted](Store::delete) since it was last [admitted](Store::admit), so that it is not kept.
+    pub fn is_deleted(&self, key: &ChunkKey) -> bool {
+        self.0.is_deleted(key)
+    }
+
     /// Has deleted chunks stored again when they are put: somebody wants them anew. `keys` is asked only where something was
     /// deleted since the store was opened.
     pub fn admit(&self, keys: impl FnOnce() -> Vec<ChunkKey>) {
@@ -226,9 +231,30 @@ impl Store {
         Ok(vec![false; ids.len()])
     }
 
+    /// Without an object store no chunk is brought to one.
+    ///
+    /// # Errors
+    /// None.
+    #[cfg(not(feature = "remote"))]
+    pub fn are_pending(&self, ids: &[&ChunkId]) -> Result<Vec<bool>> {
+        Ok(vec![false; ids.len()])
+    }
+
+    /// Without an object store there is no link to one.
+    #[cfg(not(feature = "remote"))]
+    pub fn link_speed(&self) -> LinkSpeed {
+        LinkSpeed::default()
+    }
+
     /// Without an object store nothing comes from one.
     #[cfg(not(feature = "remote"))]
     pub fn is_in_flight(&self, _: &ChunkId) -> bool {
+        false
+    }
+
+    /// Without an object store nothing is waited for.
+    #[cfg(not(feature = "remote"))]
+    pub fn awaits_header(&self, _: &ChunkId, _: Option<std::time::Instant>) -> bool {
         false
     }
 

@@ -31,7 +31,7 @@ pub(crate) use self::memory::{AuxName, MemoryEntry};
 use self::memory::{ByBytes, bounded};
 use crate::chunk_file::Header;
 use crate::clock::now;
-use crate::disk::Disk;
+use crate::disk::{Disk, Phantom};
 use crate::error::{Problem, Result};
 use crate::folder::{Folder, remove};
 use crate::info::{PutOutcome, Repair};
@@ -243,8 +243,8 @@ impl Tiers {
         let disk = self.disk.as_ref().filter(|_| problem.is_permanent());
         let counted = disk.and_then(|disk| disk.row(key).ok().flatten());
         let removed = problem.is_permanent() && remove(&path).unwrap_or(false);
-        if removed && let (Some(disk), Some(counted)) = (disk, counted) {
-            disk.uncount(key, &counted, bytes);
+        if removed && let (Some(disk), Some(row)) = (disk, counted) {
+            disk.uncount(Phantom { key: *key, row, removed: Some(bytes) });
         }
         self.record(Repair { path, problem, removed });
     }

@@ -74,6 +74,14 @@ impl Engine {
         }
     }
 
+    /// Bytes of a token's keys and values at rest, over all layers, in a chunk of full length.
+    pub fn stored_token_bytes(&self) -> usize {
+        let tokens = vec![0; self.settings().chunk_tokens];
+        let chunk =
+            ChunkId { quantization: self.settings().store_dtype, ..self.id(BosPolicy::None, &tokens) };
+        chunk.bytes().div_ceil(tokens.len() as u64) as usize
+    }
+
     /// Keys of a prompt's chunks as its prefill looks them up, each with its number of tokens, in the prompt's order; if `whole`, those
     /// of its contexts for methods with statistics.
     pub fn keys_in(&self, prompt: &Prompt, whole: bool) -> Vec<(ChunkKey, usize)> {

@@ -200,6 +200,11 @@ impl Ingest {
                 Ok(Advance::Progress)
             }
             Stage::Look => {
+                let ids = self.chunks.iter().map(|(id, _)| id);
+                if self.engine.awaits_header(ids, Some(Instant::now() + patience)) {
+                    self.stage = Stage::Look;
+                    return Ok(Advance::Waiting);
+                }
                 self.look()?;
                 Ok(Advance::Progress)
             }

@@ -1,6 +1,7 @@
 //! Requests to ingest documents, or the parts of a prompt that methods reuse.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use refrain_fusion::FusionMethod;
 use refrain_store::{ChunkId, Fetched, WantedChunk};
@@ -112,9 +113,25 @@ impl Engine {
         let fetch = move || {
             let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
             let fetched = store.prefetch(&wanted, &kinds, whole);
-            wanted.iter().flat_map(|chunk| &chunk.ids).for_each(|id| _ = store.is_in_flight(id));
+            wanted.iter().flat_map(|chunk| &chunk.ids).for_each(|id| _ = store.awaits_header(id, None));
             fetched
         };
         Ok(Some(Background::spawn("fetch", fetch)?))
+    }
+
+    /// Whether one of the chunks, which is not here, is on its way from the object store and not late, and its header still to come. Waits for
+    /// headers until that time at most, or without one until the chunk is late.
+    pub(crate) fn awaits_header<'a>(
+        &self,
+        ids: impl IntoIterator<Item = &'a ChunkId>,
+        until: Option<Instant>,
+    ) -> bool {
+        let (store, now) = (self.store(), Instant::now());
+        let is_at_hand = |id: ChunkId| store.contains(&id) || store.is_in_flight(&id);
+        let is_awaited = |id: &ChunkId| {
+            let awaits = |until| self.places(id).any(|id| store.awaits_header(&id, until));
+            awaits(Some(now)) && !self.places(id).any(is_at_hand) && awaits(until)
+        };
+        store.fetches() && ids.into_iter().any(is_awaited)
     }
 }

@@ -63,6 +63,33 @@ impl Engine {
         methods: &[(String, Arc<dyn FusionMethod>)],
         eviction: &Eviction,
         tokens: usize,
+        goes_on: impl FnMut() -> bool,
+    ) -> Result<Vec<Comparison>> {
+        self.to_measure().compare_here(prompt, methods, eviction, tokens, goes_on)
+    }
+
+    /// [`Engine::compare`] of methods that take over what this engine's prefix cache keeps of earlier prompts. Vanilla, which they are
+    /// compared with, computes the whole prompt.
+    ///
+    /// # Errors
+    /// As for [`Engine::answer`].
+    pub fn compare_taking_over(
+        &self,
+        prompt: &Prompt,
+        methods: &[(String, Arc<dyn FusionMethod>)],
+        eviction: &Eviction,
+        tokens: usize,
+    ) -> Result<Vec<Comparison>> {
+        self.compare_here(prompt, methods, eviction, tokens, || true)
+    }
+
+    /// [`Engine::compare_while`] whose methods run on this engine, with its prefix cache.
+    fn compare_here(
+        &self,
+        prompt: &Prompt,
+        methods: &[(String, Arc<dyn FusionMethod>)],
+        eviction: &Eviction,
+        tokens: usize,
         mut goes_on: impl FnMut() -> bool,
     ) -> Result<Vec<Comparison>> {
         let max_seq_len = self.max_seq_len(prompt, tokens, Eviction::full())?;
@@ -79,7 +106,7 @@ impl Engine {
             };
             let Reference { answer: Answer { stats, tokens: answer, .. }, logits: expected, .. } =
                 reordered.as_ref().unwrap_or(&vanilla);
-            let reference = name == "vanilla" && eviction.is_full();
+            let reference = name == "vanilla" && eviction.is_full() && !self.prefix_cache().is_on();
             let (stats, logits) = match reference {
                 true => (stats.clone(), expected.clone()),
                 false => self.teacher_forced(prompt, method, eviction, answer, max_seq_len)?,
@@ -102,7 +129,8 @@ impl Engine {
         let expected = exact.reference(prompt, &sampling, tokens, false)?;
         let vanilla: Arc<dyn FusionMethod> = Arc::new(Vanilla);
         let answer = &expected.answer.tokens;
-        let (_, logits) = self.teacher_forced(prompt, &vanilla, Eviction::full(), answer, max_seq_len)?;
+        let engine = self.to_measure();
+        let (_, logits) = engine.teacher_forced(prompt, &vanilla, Eviction::full(), answer, max_seq_len)?;
         Ok(self.agreement(&expected.logits, &logits))
     }
 
@@ -126,7 +154,7 @@ impl Engine {
         Ok((stats, logits))
     }
 
-    /// A prefill with its statistics: TTFT ends with the choice of the first token.
+    /// A prefill on this engine with its statistics: TTFT ends with the choice of the first token.
     pub(crate) fn timed(
         &self,
         prompt: &Prompt,
@@ -134,12 +162,11 @@ impl Engine {
         eviction: &Eviction,
         max_seq_len: usize,
     ) -> Result<(RequestStats, Prefilled)> {
-        let engine = self.to_measure();
         let started = Instant::now();
         let (method, of) = (method.clone(), eviction.clone());
         let capture = AttentionCapture::Nothing;
         let request = PrefillRequest { method, eviction: of, max_seq_len, capture };
-        let mut prefilled = PrefillJob::start(&engine, prompt, request)?.run()?;
+        let mut prefilled = PrefillJob::start(self, prompt, request)?.run()?;
         argmax(&prefilled.logits);
         let ttft = started.elapsed().as_secs_f64();
         prefilled.load.join();
@@ -160,6 +187,7 @@ impl Engine {
         method: &Arc<dyn FusionMethod>,
         eviction: &Eviction,
     ) -> Result<RequestStats> {
-        Ok(self.timed(prompt, method, eviction, self.max_seq_len(prompt, 1, eviction)?)?.0)
+        let max_seq_len = self.max_seq_len(prompt, 1, eviction)?;
+        Ok(self.to_measure().timed(prompt, method, eviction, max_seq_len)?.0)
     }
 }

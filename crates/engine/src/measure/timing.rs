@@ -87,10 +87,10 @@ impl Engine {
         tokens: usize,
         mut progress: impl FnMut(usize),
     ) -> Result<Vec<AnswerTimes>> {
-        let mut answers = Vec::new();
+        let (engine, mut answers) = (self.to_measure(), Vec::new());
         for eviction in evictions {
             let max_seq_len = self.max_seq_len(prompt, tokens, eviction)?;
-            let (stats, prefilled) = self.timed(prompt, method, eviction, max_seq_len)?;
+            let (stats, prefilled) = engine.timed(prompt, method, eviction, max_seq_len)?;
             let token = argmax(&prefilled.logits);
             answers.push((prefilled.cache, token, AnswerTimes { steps: Vec::new(), stats }));
             progress(1);

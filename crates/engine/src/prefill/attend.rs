@@ -214,9 +214,7 @@ impl PassLayers {
         }
         tokens.apply_rope(layer, 0..projected);
         let merge = self.plan.merges.then_some(self.pass.as_ref());
-        let Some(cache) = selected.layer_cache(&context, layer, tokens, merge) else {
-            return Ok(Flow::Stop);
-        };
+        let cache = selected.layer_cache(&context, layer, tokens, merge);
         if final_pass {
             self.stats.document_rows.push(count_within(&tokens.positions, layout.documents()));
             selected.free(&context, layer);

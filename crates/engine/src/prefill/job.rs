@@ -189,7 +189,7 @@ impl PrefillJob {
                 self.stage = Stage::Open(opening);
             }
             Stage::Open(mut opening) => {
-                let method = self.request.method.as_ref();
+                let method = &self.request.method;
                 let (reused, writer) = (&mut self.reused, &mut self.writer);
                 let advance =
                     opening.advance(&self.engine, &self.prompt, method, (reused, writer), patience)?;
@@ -232,6 +232,16 @@ impl PrefillJob {
     /// The prefilled prompt, once [`PrefillJob::advance`] has said that all is done.
     pub(crate) fn finish(self) -> Option<Prefilled> {
         self.prefilled.map(|prefilled| *prefilled)
+    }
+
+    /// Time in which its steps only waited for keys and values so far.
+    pub(crate) fn waited(&self) -> Duration {
+        let pass = match &self.stage {
+            Stage::Pass(run) => run.layers.total_waited(),
+            _ => Duration::ZERO,
+        };
+        let ended = self.prefilled.as_ref().map(|prefilled| prefilled.load.reused.waited);
+        ended.unwrap_or(self.reused.waited + pass)
     }
 
     /// Does all of it.

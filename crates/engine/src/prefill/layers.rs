@@ -11,6 +11,7 @@ use super::context::PassContext;
 use super::prefetch::{LayerPrefetcher, PrefetchSizes, Prefetched, PrefetchedLayer, loaders};
 use super::selected::SelectedLayers;
 use super::stats::{LoadStats, PrefillStats};
+use crate::Result;
 use crate::cache::{BlockRetrieval, DecodeCache, EvictingCache, FullCache, PromptReport};
 use crate::prefix_cache::CachedPrefix;
 
@@ -61,7 +62,7 @@ pub(super) enum Source {
     TakenOver(Arc<CachedPrefix>),
     /// Loaded beside the computation.
     Prefetched(LayerPrefetcher),
-    /// A part of the tokens, read when a layer's turn comes.
+    /// A part of the tokens, read a layer ahead of the computation.
     Selected(Box<SelectedLayers>),
 }
 
@@ -156,14 +157,17 @@ impl PassLayers {
         self.answer = Some(answer);
     }
 
-    /// The layer's cache with reused keys and values, if they come within `patience`.
-    pub(super) fn poll(&mut self, layer: usize, patience: Duration) -> Prefetched {
+    /// The layer's cache with reused keys and values, if they come within `patience`; without a slot where it is made to measure.
+    ///
+    /// # Errors
+    /// If no thread that reads can be started.
+    pub(super) fn poll(&mut self, layer: usize, patience: Duration) -> Result<Prefetched> {
         let context = &self.context;
         let empty = |cache| Prefetched::Ready(PrefetchedLayer { cache, cached: Vec::new() });
         if let Some(cache) = self.left.next() {
-            return empty(cache);
+            return Ok(empty(cache));
         }
-        match &mut self.source {
+        Ok(match &mut self.source {
             Source::Prefetched(prefetcher) => prefetcher.poll(layer, patience),
             Source::Empty | Source::TakenOver(_) => {
                 let decoder = context.engine.decoder();
@@ -175,15 +179,8 @@ impl PassLayers {
                 }
                 empty(cache)
             }
-            Source::Selected(_) => {
-                let (decoder, dtype) = (context.engine.decoder(), context.engine.settings().kv);
-                empty(LayerCache::new(&**decoder.device(), decoder.shape(), dtype, 0))
-            }
-        }
-    }
-
-    pub(super) fn is_broken(&self) -> bool {
-        matches!(&self.source, Source::Selected(selected) if selected.is_broken())
+            Source::Selected(selected) => selected.poll(context, layer, patience)?,
+        })
     }
 
     /// The loading since the last call.
@@ -199,7 +196,7 @@ impl PassLayers {
     pub(crate) fn total_waited(&self) -> Duration {
         match &self.source {
             Source::Prefetched(prefetcher) => prefetcher.waited(),
-            Source::Selected(selected) => selected.load().busy,
+            Source::Selected(selected) => selected.waited(),
             Source::Empty | Source::TakenOver(_) => Duration::ZERO,
         }
     }

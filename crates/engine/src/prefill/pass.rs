@@ -118,7 +118,7 @@ impl PassRun {
                         None
                     }
                 };
-                let selected = SelectedLayers::new(context, tokens, layers.plan.probe.is_some(), before)?;
+                let selected = SelectedLayers::new(context, tokens, layers.plan.probe, before)?;
                 if layers.plan.probe.is_none() {
                     layers.answer = Some(AnswerCache::Evicting(Box::new(selected.answer_cache(context)?)));
                     layers.stats.kept_tokens = selected.kept_tokens();
@@ -146,7 +146,7 @@ impl PassRun {
             return Ok(Step::Done);
         }
         if self.run == LayerRun::Project {
-            match self.layers.poll(self.layer, patience) {
+            match self.layers.poll(self.layer, patience)? {
                 Prefetched::Ready(ready) => self.layers.ready = Some(ready),
                 Prefetched::Waiting => return Ok(Step::Waiting),
                 Prefetched::Broken => return Ok(Step::Broken),
@@ -154,14 +154,11 @@ impl PassRun {
             }
         }
         let started = Instant::now();
-        let (waited, capturing) = (self.layers.total_waited(), self.layers.stats.capturing);
+        let capturing = self.layers.stats.capturing;
         let most = self.layers.context.engine.settings().ubatch;
         let done = self.run.advance(self.layer, &mut self.tokens, &mut self.layers, most)?;
-        if self.layers.is_broken() {
-            return Ok(Step::Broken);
-        }
         if self.layers.plan.probe.is_some() {
-            let other = self.layers.total_waited() - waited + self.layers.stats.capturing - capturing;
+            let other = self.layers.stats.capturing - capturing;
             self.layers.stats.selecting += started.elapsed().saturating_sub(other);
         }
         self.layer += usize::from(done);

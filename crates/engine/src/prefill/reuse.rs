@@ -130,6 +130,7 @@ impl Computing {
 }
 
 /// A part that the store has, or that was computed.
+#[derive(Debug)]
 struct Found {
     reader: Arc<ChunkReader>,
     statistics: Vec<Arc<AuxTensors>>,
@@ -148,6 +149,8 @@ pub(crate) struct Opening {
     computing: Option<Computing>,
     /// A part that is read whole.
     reading: Option<(Part, Segment, Background<Option<Chunk>>)>,
+    /// The first parts, up to one that is missing, while they are looked for.
+    finding: Option<Background<Result<Vec<Option<Found>>>>>,
 }
 
 impl Opening {
@@ -161,8 +164,7 @@ impl Opening {
         let chunks = prompt.chunk_spans().into_iter().enumerate();
         let chunks = chunks.map(|(index, span)| Part { chunk: Some(index), span, before: None });
         let parts = system.into_iter().chain(chunks).collect();
-        let removals = engine.store().removals();
-        Opening { parts, removals, segments: Vec::new(), computing: None, reading: None }
+        Opening::of(parts, engine.store().removals())
     }
 
     /// The segments of an attempt that met a broken one: each is read whole into memory, so that the next attempt cannot break.
@@ -176,8 +178,11 @@ impl Opening {
             before: Some(segment.clone()),
         };
         let parts = segments.iter().map(part).collect();
-        let removals = segments.iter().map(|segment| segment.removals).min().unwrap_or(0);
-        Opening { parts, removals, segments: Vec::new(), computing: None, reading: None }
+        Opening::of(parts, segments.iter().map(|segment| segment.removals).min().unwrap_or(0))
+    }
+
+    fn of(parts: VecDeque<Part>, removals: u64) -> Opening {
+        Opening { parts, removals, segments: Vec::new(), computing: None, reading: None, finding: None }
     }
 
     /// The parts as the object store is asked for them.
@@ -189,18 +194,19 @@ impl Opening {
         self.parts.iter().map(wanted).collect()
     }
 
-    /// Opens parts up to the next that takes time, and waits for one that is read for `patience` at most. A part that is missing or broken is
-    /// prefilled again, and stored by `writer`.
+    /// Opens parts up to the next that takes time, and waits for one that is looked for or read for `patience` at most. A part that is missing or
+    /// broken is prefilled again, and stored by `writer`.
     pub(crate) fn advance(
         &mut self,
         engine: &Engine,
         prompt: &Prompt,
-        method: &dyn FusionMethod,
+        method: &Arc<dyn FusionMethod>,
         (reused, writer): (&mut ReusedSegments, &mut ChunkWriter),
         patience: Duration,
     ) -> Result<Advance> {
+        let until = Instant::now() + patience;
         if let Some(mut computing) = self.computing.take() {
-            let Some(found) = computing.advance(engine, method, reused, writer)? else {
+            let Some(found) = computing.advance(engine, method.as_ref(), reused, writer)? else {
                 self.computing = Some(computing);
                 return Ok(Advance::Progress);
             };
@@ -217,49 +223,83 @@ impl Opening {
             self.materialized(engine, prompt, (part, segment), chunk, reused)?;
         }
         while self.computing.is_none() && self.reading.is_none() {
+            if let Some(mut finding) = self.finding.take() {
+                let started = Instant::now();
+                let found = finding.poll(until.saturating_duration_since(started));
+                reused.waited += started.elapsed();
+                let Some(found) = found else {
+                    self.finding = Some(finding);
+                    return Ok(Advance::Waiting);
+                };
+                for found in found? {
+                    let Some(part) = self.parts.pop_front() else { break };
+                    match found {
+                        Some(found) => self.add(engine, prompt, part, found, reused),
+                        None => {
+                            let observed = !wanted(method.as_ref(), part.chunk).is_empty();
+                            self.compute(engine, prompt, part, observed)?;
+                        }
+                    }
+                }
+                continue;
+            }
             let Some(mut part) = self.parts.pop_front() else {
                 reused.segments = std::mem::take(&mut self.segments).into();
                 return Ok(Advance::Done);
             };
-            let Some(segment) = part.before.take() else {
-                self.open(engine, prompt, method, part, reused)?;
-                continue;
-            };
-            let reader = segment.reader.clone();
-            let reading = Background::spawn("read", move || reader.chunk())?;
-            self.reading = Some((part, segment, reading));
+            if let Some(segment) = part.before.take() {
+                let reader = segment.reader.clone();
+                let reading = Background::spawn("read", move || reader.chunk())?;
+                self.reading = Some((part, segment, reading));
+            } else if let Some(found) = self.known(&part_id(engine, prompt, part.chunk)) {
+                self.add(engine, prompt, part, found, reused);
+            } else {
+                self.parts.push_front(part);
+                self.finding = Some(self.find(engine, prompt, method)?);
+            }
         }
         Ok(Advance::Progress)
     }
 
-    /// Opens a part, or begins to compute it.
-    fn open(
-        &mut self,
+    /// A chunk that was opened before, since it stands in the prompt twice: it is read once.
+    fn known(&self, id: &ChunkId) -> Option<Found> {
+        let known = self.segments.iter().find(|segment| segment.reader.id() == id)?;
+        Some(Found {
+            reader: known.reader.clone(),
+            statistics: known.statistics.clone(),
+            statistics_read: 0,
+            computed: known.computed,
+        })
+    }
+
+    /// Begins to look for the parts from the first on, up to one that is missing. Files are opened, and statistics read whole, on a thread of its
+    /// own, which waits for headers that are on their way from the object store.
+    fn find(
+        &self,
         engine: &Engine,
         prompt: &Prompt,
-        method: &dyn FusionMethod,
-        part: Part,
-        reused: &mut ReusedSegments,
-    ) -> Result<()> {
-        let (statistics, id) = (wanted(method, part.chunk), part_id(engine, prompt, part.chunk));
-        let started = Instant::now();
-        // A chunk that comes twice is read once.
-        let known = self.segments.iter().find(|segment| *segment.reader.id() == id);
-        let found = match known {
-            Some(segment) => Some(Found {
-                reader: segment.reader.clone(),
-                statistics: segment.statistics.clone(),
-                statistics_read: 0,
-                computed: segment.computed,
-            }),
-            None => find(engine, &id, &statistics)?,
-        };
-        reused.waited += started.elapsed();
-        match found {
-            Some(found) => self.add(engine, prompt, part, found, reused),
-            None => self.compute(engine, prompt, part, !statistics.is_empty())?,
+        method: &Arc<dyn FusionMethod>,
+    ) -> Result<Background<Result<Vec<Option<Found>>>>> {
+        let mut parts: Vec<(ChunkId, Option<usize>)> = Vec::new();
+        for part in &self.parts {
+            let id = part_id(engine, prompt, part.chunk);
+            if self.known(&id).is_some() || parts.iter().any(|(earlier, _)| *earlier == id) {
+                break;
+            }
+            parts.push((id, part.chunk));
         }
-        Ok(())
+        let (engine, method) = (engine.clone(), method.clone());
+        let look = move || {
+            let mut all = Vec::with_capacity(parts.len());
+            for (id, chunk) in parts {
+                all.push(find(&engine, &id, &wanted(method.as_ref(), chunk))?);
+                if let Some(None) = all.last() {
+                    break;
+                }
+            }
+            Ok(all)
+        };
+        Ok(Background::spawn("open", look)?)
     }
 
     /// Goes on with a segment that was read whole, if it is sound.
@@ -342,8 +382,10 @@ fn part_id(engine: &Engine, prompt: &Prompt, chunk: Option<usize>) -> ChunkId {
     }
 }
 
-/// A chunk in the store, or in the shared namespace. One without the wanted statistics counts as missing.
+/// A chunk in the store, or in the shared namespace. One without the wanted statistics counts as missing. The header of one that is on its way from
+/// the object store is waited for until the chunk is late.
 fn find(engine: &Engine, id: &ChunkId, statistics: &[&dyn ChunkStatistics]) -> Result<Option<Found>> {
+    engine.awaits_header([id], None);
     engine.places(id).find_map(|id| find_exactly(engine, &id, statistics).transpose()).transpose()
 }
 

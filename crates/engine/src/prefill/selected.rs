@@ -1,6 +1,7 @@
 //! Layers that hold a part of the prompt's tokens: tokens that are not selected are neither read nor computed.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use refrain_eviction::PromptSpans;
 use refrain_fusion::{LayerTokens, Pass, PromptLayout};
@@ -8,7 +9,8 @@ use refrain_kernels::KvRows;
 use refrain_kv::{LayerCache, RopeTables, Span};
 
 use super::context::PassContext;
-use super::spans::LoadedSpans;
+use super::prefetch::Prefetched;
+use super::spans::{LoadedSpans, SpanReader};
 use super::stats::{LoadStats, PrefillStats};
 use crate::cache::{DecodeCache, EvictingCache, PromptLayer, SlotMap};
 use crate::forward::{ActiveTokens, attend_rows, visible_keys};
@@ -30,10 +32,9 @@ struct LayerSlots {
 pub(crate) struct SelectedLayers {
     tokens: Vec<LayerTokens>,
     slots: Vec<LayerSlots>,
-    /// Spans that were read of each layer.
-    spans: Vec<LoadedSpans>,
-    load: LoadStats,
-    broken: bool,
+    spans: SpanReader,
+    /// Bytes copied to the device's own memory.
+    copied: u64,
     /// Positions that were needed at one layer at least.
     needed: SlotMap,
 }
@@ -61,14 +62,15 @@ impl QuestionCache {
 }
 
 impl SelectedLayers {
-    /// Layers of `tokens`, one entry a layer. `before` are those of a probe whose spans are used again.
+    /// Layers of `tokens`, one entry a layer, for a pass or for a probe of so many layers. `before` are those of a probe whose spans are used
+    /// again.
     pub(crate) fn new(
         context: &PassContext,
         tokens: &[LayerTokens],
-        probe: bool,
+        probe: Option<usize>,
         before: Option<SelectedLayers>,
     ) -> Result<SelectedLayers> {
-        check(context, tokens, probe)?;
+        check(context, tokens, probe.is_some())?;
         let layout = &context.inputs.layout;
         // Every layer holds the system part and the question whole.
         let with_whole =
@@ -78,16 +80,19 @@ impl SelectedLayers {
             documents: with_whole(&layer.documents_see),
             all: with_whole(&[layer.question_sees.as_slice(), &layer.documents_see].concat()),
         };
+        let slots: Vec<LayerSlots> = tokens.iter().map(slots).collect();
+        // A probe ends before the attention of its last layer.
+        let depth = probe.map_or(layout.layers, |depth| depth.min(layout.layers).saturating_sub(1));
+        let wanted = slots[..depth].iter().map(|slots| slots.all.clone()).collect();
         let spans = match before {
-            Some(before) => before.spans,
+            Some(before) => before.spans.into_layers(),
             None => vec![LoadedSpans::default(); layout.layers],
         };
         Ok(SelectedLayers {
             tokens: tokens.to_vec(),
-            slots: tokens.iter().map(slots).collect(),
-            spans,
-            load: LoadStats::default(),
-            broken: false,
+            slots,
+            spans: SpanReader::new(spans, wanted),
+            copied: 0,
             needed: SlotMap::default(),
         })
     }
@@ -118,14 +123,24 @@ impl SelectedLayers {
         Ok(cache.unwrap_or_else(|| unreachable!("a cache of a part of the prompt is always made")))
     }
 
-    /// Bytes that this pass read, and the time that it took; nothing is computed meanwhile.
+    /// Bytes that this pass read, and the time that it took.
     pub(crate) fn load(&self) -> LoadStats {
-        self.load
+        LoadStats { copied: self.copied, ..self.spans.load() }
     }
 
-    /// Whether a segment turned out broken.
-    pub(crate) fn is_broken(&self) -> bool {
-        self.broken
+    /// Time that the computing thread waited for spans.
+    pub(crate) fn waited(&self) -> Duration {
+        self.spans.waited()
+    }
+
+    /// A layer without a slot, if the layer's spans come within `patience`.
+    pub(crate) fn poll(
+        &mut self,
+        context: &PassContext,
+        layer: usize,
+        patience: Duration,
+    ) -> Result<Prefetched> {
+        self.spans.poll(context, layer, patience)
     }
 
     /// Positions that were read from the cache at one layer at least.
@@ -151,41 +166,33 @@ impl SelectedLayers {
         tokens
     }
 
-    /// The cache of a layer: cached tokens are read and placed, fresh ones written over them. None if a segment is broken.
-    /// `merge` says how a fresh and a cached row become one.
+    /// The cache of a layer whose spans are there: cached tokens are placed, fresh ones written over them. `merge` says how a fresh and a cached
+    /// row become one.
     pub(crate) fn layer_cache(
         &mut self,
         context: &PassContext,
         layer: usize,
         tokens: &ActiveTokens,
         merge: Option<&dyn Pass>,
-    ) -> Option<LayerCache> {
+    ) -> LayerCache {
         let decoder = &tokens.decoder;
         let (device, shape) = (&**decoder.device(), decoder.shape());
-        let slots = self.slots[layer].all.clone();
-        let spans = &mut self.spans[layer];
-        let before = spans.bytes();
-        let read = spans.read(device, &context.segments, layer, &slots, &mut self.load);
-        context.allocator.meter().add(spans.bytes() - before);
-        if read.is_none() {
-            self.broken = true;
-            return None;
-        }
+        let slots = &self.slots[layer].all;
         self.needed = SlotMap::new(self.needed.spans().iter().chain(slots.spans()).copied());
         let dtype = context.engine.settings().kv;
         let mut cache = context.allocator.acquire(shape, dtype, slots.len());
         let copies = context.engine.device_chunks().is_apart();
-        for loaded in self.spans[layer].iter() {
+        for loaded in self.spans.layer(layer).iter() {
             let rotary =
                 context.tables.layer(layer).slice(loaded.span.range().start, loaded.span.range().end);
             let first = slots.before(loaded.span.start);
             let slots: Vec<u32> = (first..first + loaded.span.len() as u32).collect();
             let (k, v) = loaded.kv(shape.width());
-            self.load.copied += if copies { (k.as_bytes().len() + v.as_bytes().len()) as u64 } else { 0 };
+            self.copied += if copies { (k.as_bytes().len() + v.as_bytes().len()) as u64 } else { 0 };
             cache.place(device, shape, (KvRows::Host(k), KvRows::Host(v)), rotary, &slots);
         }
         self.write(context, layer, tokens, merge, &mut cache);
-        Some(cache)
+        cache
     }
 
     /// Writes the fresh keys and values of a layer. Those of active tokens that are not written here stay as they were cached.
@@ -200,7 +207,8 @@ impl SelectedLayers {
         let (device, shape) = (tokens.device(), tokens.decoder.shape());
         let (required, written) = (context.inputs.layout.required_tokens(), &self.tokens[layer].written);
         let is_fresh = |p: &u32| required.binary_search(p).is_ok() || written.binary_search(p).is_ok();
-        let cached = |p: u32| merge.and_then(|pass| Some((pass, self.spans[layer].at(p, shape.width())?)));
+        let cached =
+            |p: u32| merge.and_then(|pass| Some((pass, self.spans.layer(layer).at(p, shape.width())?)));
         let (mut fresh, mut merged) = (Vec::new(), Vec::new());
         for (row, position) in tokens.positions.iter().enumerate().filter(|(_, p)| is_fresh(p)) {
             match cached(*position) {
@@ -243,12 +251,12 @@ impl SelectedLayers {
 
     /// Gives up the spans that were read of a layer.
     pub(crate) fn free(&mut self, context: &PassContext, layer: usize) {
-        context.allocator.meter().subtract(std::mem::take(&mut self.spans[layer]).bytes());
+        self.spans.free(context, layer);
     }
 
     /// Gives up all spans.
     pub(crate) fn free_all(&mut self, context: &PassContext) {
-        (0..self.spans.len()).for_each(|layer| self.free(context, layer));
+        (0..self.slots.len()).for_each(|layer| self.free(context, layer));
     }
 
     /// Attention of the active tokens before the question, where they see other tokens than the question does. Returns the

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use refrain_eviction::Eviction;
 use refrain_fusion::{FusionMethod, Pie};
+use refrain_store::ChunkKey;
 
 use crate::engine::Engine;
-use crate::prefix_cache::{CachedPrefix, PrefixRoot, hash, namespace_hash};
+use crate::prefix_cache::{CachedPrefix, FusedQuestion, PrefixRoot, hash, namespace_hash};
 use crate::prompt::Prompt;
 
 /// A prompt as the prefix cache sees it.
@@ -20,7 +21,7 @@ pub(crate) struct PromptPrefix {
 
 impl PromptPrefix {
     /// Looks for the beginning of a prompt, if `takes`. An eviction policy sees the prompt's tokens as they are computed, so a cache
-    /// that it bounds takes nothing over.
+    /// that it bounds takes nothing over. A prompt over a chunk that was deleted is not kept.
     pub(crate) fn look_up(
         engine: &Engine,
         prompt: &Prompt,
@@ -43,6 +44,12 @@ impl PromptPrefix {
         };
         let unfused =
             PrefixRoot { hash: hash(&around, &[]), fused: None, namespaces, forgotten: cache.clock() };
+        let keys: Vec<ChunkKey> =
+            (0..prompt.chunks.len()).map(|index| engine.chunk_id_in(prompt, index).key()).collect();
+        // The documents may have been removed while the prompt waited for its turn. A removal that comes later is told by the clock.
+        if keys.iter().any(|key| engine.store().is_deleted(key)) {
+            return PromptPrefix::default();
+        }
         if !method.reuses() || prompt.chunks.is_empty() {
             let root = unfused;
             let found = if takes { cache.find(&root, &ids, ids.len() - 1) } else { None };
@@ -52,19 +59,17 @@ impl PromptPrefix {
             return PromptPrefix { root: Some(root), found };
         }
         let method = format!("{method:?}");
-        let key = |index| engine.chunk_id_in(prompt, index).key().to_string();
-        let keys: Vec<String> = (0..prompt.chunks.len()).map(key).collect();
+        let keys: Vec<String> = keys.iter().map(ChunkKey::to_string).collect();
         let mut parts: Vec<&[u8]> = vec![around[0], around[1], method.as_bytes()];
         parts.extend(keys.iter().map(String::as_bytes));
         let fused = ids.len() - prompt.question.len();
         let chunks = hash(&parts, &ids[..fused]);
-        let root = |length: usize| PrefixRoot {
-            hash: hash(&[&chunks.0], &ids[..length]),
-            fused: Some((chunks, length)),
+        let own = PrefixRoot {
+            hash: hash(&[&chunks.0], &prompt.question),
+            fused: Some(FusedQuestion::new(chunks, prompt.asked())),
             ..unfused
         };
-        let found = if takes { cache.find_fused(chunks, root, &ids, fused) } else { None };
-        let own = root(ids.len());
+        let found = if takes { cache.find_fused(&own, &ids, fused) } else { None };
         PromptPrefix {
             root: Some(found.as_ref().map_or(own, |found| found.root)),
             found: found.map(Arc::new),

@@ -11,13 +11,35 @@ pub(crate) struct BlockHash(pub(crate) [u8; 32]);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PrefixRoot {
     pub(crate) hash: BlockHash,
-    /// The hash of all up to the end of the chunks that a method has reused, and the tokens of the prompt that it worked on; none without such chunks. Keys and values of
-    /// the chunks depend on the question too, so the root stands for the whole prompt.
-    pub(crate) fused: Option<(BlockHash, usize)>,
+    /// None without chunks that a method has reused. Their keys and values depend on the question too, so that the root then stands for the
+    /// whole prompt that the method worked on.
+    pub(crate) fused: Option<FusedQuestion>,
     /// The namespace whose chunks a prompt draws on, and the one that is shared with it; none of a prompt without chunks.
     pub(crate) namespaces: [Option<BlockHash>; 2],
     /// The cache's clock when the prompt began. A prompt that began before its namespace was forgotten is not kept.
     pub(crate) forgotten: u64,
+}
+
+/// A question over chunks that a method has reused. The prompts that begin with it go on from the repair that was made for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FusedQuestion {
+    /// The hash of all up to the end of the chunks.
+    pub(crate) chunks: BlockHash,
+    /// The hash of the question's tokens, without the tail that history may omit, and their number.
+    asked: (BlockHash, usize),
+}
+
+impl FusedQuestion {
+    /// The question `asked` behind chunks.
+    pub(crate) fn new(chunks: BlockHash, asked: &[u32]) -> FusedQuestion {
+        FusedQuestion { chunks, asked: (hash(&[], asked), asked.len()) }
+    }
+
+    /// Whether the tokens behind the chunks begin with the question.
+    pub(crate) fn begins(&self, tokens: &[u32]) -> bool {
+        let (asked, length) = self.asked;
+        tokens.get(..length).is_some_and(|beginning| hash(&[], beginning) == asked)
+    }
 }
 
 /// The name of a namespace.

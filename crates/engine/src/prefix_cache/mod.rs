@@ -3,7 +3,8 @@
 //!
 //! A block's name is a hash of its tokens and of the name of the block before it, so that it stands for all tokens up to its end
 //! (as vLLM's prefix caching has it). The chain begins with a root, which stands for all that keys and values depend on beside the
-//! tokens: the namespace, the rotation, and, where chunks were reused, the method and the whole prompt that it worked on.
+//! tokens: the namespace, the rotation, and, where chunks were reused, the method and the whole prompt that it worked on. A prompt goes on
+//! from such a chain if it begins with the same question ([`FusedQuestion`]); the blocks decide how far.
 
 mod chain;
 mod rows;
@@ -15,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use refrain_kernels::Device;
 use refrain_kv::{KvCache, LayerCache};
 
-pub(crate) use self::chain::{BLOCK, BlockHash, PrefixRoot, chain, hash, namespace_hash};
+pub(crate) use self::chain::{BLOCK, BlockHash, FusedQuestion, PrefixRoot, chain, hash, namespace_hash};
 use self::rows::CachedRows;
 
 /// Identifies a run of blocks.
@@ -41,8 +42,8 @@ struct State {
     /// The run of each block, and its index there.
     blocks: HashMap<BlockHash, (RunId, usize)>,
     by_use: BTreeMap<u64, RunId>,
-    /// Lengths of the prompts over which methods have reused the same chunks, one for each chain.
-    prompts: HashMap<BlockHash, Vec<usize>>,
+    /// The roots of the chains over the same reused chunks.
+    fused: HashMap<BlockHash, Vec<PrefixRoot>>,
     /// When prompts over the documents of a namespace were forgotten last.
     forgotten: HashMap<BlockHash, u64>,
     bytes: usize,
@@ -150,20 +151,14 @@ impl PrefixCache {
         Some(CachedPrefix { parts, tokens, root: *root })
     }
 
-    /// [`PrefixCache::find`] for a prompt whose chunks a method reuses. `root` makes the root of a prompt of so many tokens, and
-    /// `chunks` stands for all up to the end of the chunks, of which the prefix is to hold all `least` tokens.
-    pub(crate) fn find_fused(
-        &self,
-        chunks: BlockHash,
-        root: impl Fn(usize) -> PrefixRoot,
-        ids: &[u32],
-        least: usize,
-    ) -> Option<CachedPrefix> {
-        let mut lengths = self.state().prompts.get(&chunks).cloned().unwrap_or_default();
-        lengths.sort_unstable();
-        lengths.dedup();
-        let found = lengths.into_iter().filter(|length| *length <= ids.len());
-        let found = found.filter_map(|length| self.find(&root(length), ids, ids.len() - 1));
+    /// [`PrefixCache::find`] for a prompt whose chunks a method reuses, under the root of any prompt with whose question it begins. `own`
+    /// is the root of the prompt itself. Its chunks end at `least` tokens, all of which the prefix is to hold.
+    pub(crate) fn find_fused(&self, own: &PrefixRoot, ids: &[u32], least: usize) -> Option<CachedPrefix> {
+        let chunks = own.fused?.chunks;
+        let mut roots = self.state().fused.get(&chunks).cloned().unwrap_or_default();
+        roots.retain(|root| root.fused.is_some_and(|fused| fused.begins(&ids[least..])));
+        let under = |root: PrefixRoot| PrefixRoot { hash: root.hash, fused: root.fused, ..*own };
+        let found = roots.into_iter().filter_map(|root| self.find(&under(root), ids, ids.len() - 1));
         found.filter(|prefix| prefix.len() >= least).max_by_key(CachedPrefix::len)
     }
 
@@ -242,8 +237,8 @@ impl State {
             self.blocks.insert(*block, (id, index));
         }
         let first = parent.is_none().then_some(*root);
-        if let Some(PrefixRoot { fused: Some((chunks, length)), .. }) = first {
-            self.prompts.entry(chunks).or_default().push(length);
+        if let Some(fused) = root.fused.filter(|_| first.is_some()) {
+            self.fused.entry(fused.chunks).or_default().push(*root);
         }
         let blocks = blocks[known..].to_vec();
         self.by_use.insert(id, id);
@@ -267,15 +262,12 @@ impl State {
         for block in &run.blocks {
             self.blocks.remove(block);
         }
-        if let Some(PrefixRoot { fused: Some((chunks, length)), .. }) = run.root
-            && let Some(lengths) = self.prompts.get_mut(&chunks)
+        if let Some(PrefixRoot { hash, fused: Some(FusedQuestion { chunks, .. }), .. }) = run.root
+            && let Some(roots) = self.fused.get_mut(&chunks)
         {
-            // Another prompt may be as long.
-            if let Some(index) = lengths.iter().position(|kept| *kept == length) {
-                lengths.swap_remove(index);
-            }
-            if lengths.is_empty() {
-                self.prompts.remove(&chunks);
+            roots.retain(|root| root.hash != hash);
+            if roots.is_empty() {
+                self.fused.remove(&chunks);
             }
         }
     }
@@ -452,39 +444,63 @@ mod tests {
         assert_eq!(prefixes.find(&root(0), &branch, 80).map(|found| found.len()), Some(80));
     }
 
-    #[test]
-    fn a_prompt_that_leaves_takes_none_of_the_same_length_with_it() {
-        let prefixes = PrefixCache::new(2 * BLOCK * SHAPE.token_bytes(Dtype::F32));
-        let (chunks, full) = (BlockHash([9; 32]), cache(16, 1.0));
-        let of = |name| PrefixRoot { fused: Some((chunks, 16)), ..root(name) };
-        let next: Vec<u32> = tokens(20, 2);
-        prefixes.insert(&DEVICE, &of(1), &tokens(16, 1), &full);
-        prefixes.insert(&DEVICE, &of(2), &next[..16], &full);
-        prefixes.insert(&DEVICE, &root(3), &tokens(16, 3), &full);
-        assert!(prefixes.find(&of(1), &tokens(16, 1), 16).is_none(), "the first has left");
-        assert_eq!(prefixes.find_fused(chunks, |_| of(2), &next, 16).map(|found| found.len()), Some(16));
+    /// The root of a prompt over the same chunks, of 16 tokens, whose question is `asked`.
+    fn fused(name: u8, asked: &[u32]) -> PrefixRoot {
+        PrefixRoot { fused: Some(FusedQuestion::new(BlockHash([9; 32]), asked)), ..root(name) }
     }
 
     #[test]
-    fn a_prompt_with_reused_chunks_is_found_by_those_that_go_on_from_it() {
+    fn a_prompt_that_leaves_takes_no_other_with_the_same_question_with_it() {
+        let prefixes = PrefixCache::new(4 * BLOCK * SHAPE.token_bytes(Dtype::F32));
+        let (full, ids) = (cache(32, 1.0), tokens(40, 1));
+        let of = |name| fused(name, &ids[16..20]);
+        prefixes.insert(&DEVICE, &of(1), &ids[..32], &full);
+        prefixes.insert(&DEVICE, &of(2), &ids[..32], &full);
+        prefixes.insert(&DEVICE, &root(3), &tokens(32, 3), &full);
+        assert!(prefixes.find(&of(1), &ids, 32).is_none(), "the first has left");
+        let found = prefixes.find_fused(&of(4), &ids, 16).unwrap();
+        assert_eq!((found.len(), found.root), (32, of(2)));
+    }
+
+    #[test]
+    fn a_prompt_with_reused_chunks_is_found_by_those_that_begin_with_its_question() {
         let prefixes = PrefixCache::new(1 << 20);
-        let chunks = BlockHash([7; 32]);
-        let root = |length: usize| PrefixRoot {
-            hash: BlockHash([length as u8; 32]),
-            fused: Some((chunks, length)),
-            ..root(0)
-        };
         let ids = tokens(96, 1);
-        prefixes.insert(&DEVICE, &root(50), &ids[..50], &cache(50, 1.0));
-        prefixes.insert(&DEVICE, &root(50), &ids[..80], &cache(80, 1.0));
-        assert_eq!(prefixes.find_fused(chunks, root, &ids, 40).unwrap().len(), 80);
-        assert!(prefixes.find_fused(chunks, root, &ids[..49], 40).is_none(), "the method saw another prompt");
-        assert!(prefixes.find_fused(BlockHash([8; 32]), root, &ids, 40).is_none());
-        assert!(prefixes.find_fused(chunks, root, &ids, 81).is_none(), "a part of the chunks alone");
+        let (first, own) = (fused(1, &ids[16..50]), fused(2, &ids[16..90]));
+        prefixes.insert(&DEVICE, &first, &ids[..50], &cache(50, 1.0));
+        prefixes.insert(&DEVICE, &first, &ids[..80], &cache(80, 1.0));
+        let found = |ids: &[u32], least| prefixes.find_fused(&own, ids, least).map(|found| found.len());
+        assert_eq!(found(&ids, 16), Some(80));
+        // The first prompt ended otherwise than this one goes on behind the question.
+        let other = [&ids[..51], &[9; 40]].concat();
+        assert_eq!(found(&other, 16), Some(48));
+        assert_eq!(found(&ids[..49], 16), None, "the method saw another question");
+        assert_eq!(found(&[&ids[..49], &[9; 40]].concat(), 16), None);
+        assert_eq!(found(&ids[..10], 10), None);
+        let elsewhere = PrefixRoot { fused: Some(FusedQuestion::new(BlockHash([8; 32]), &[])), ..own };
+        assert!(prefixes.find_fused(&elsewhere, &ids, 16).is_none());
+        let long = tokens(96, 2);
+        prefixes.insert(&DEVICE, &fused(3, &long[81..90]), &long[..80], &cache(80, 1.0));
+        assert_eq!(found(&long, 81), None, "a part of the chunks alone");
         let mut state = prefixes.state();
         while let Some((_, run)) = state.by_use.pop_first() {
             state.remove(run);
         }
-        assert!(state.prompts.is_empty() && state.blocks.is_empty() && state.bytes == 0);
+        assert!(state.fused.is_empty() && state.blocks.is_empty() && state.bytes == 0);
+    }
+
+    #[test]
+    fn prompts_that_end_otherwise_behind_the_same_question_keep_their_own_rows() {
+        let prefixes = PrefixCache::new(1 << 20);
+        let ids = tokens(96, 1);
+        let other = [&ids[..60], &tokens(36, 5)].concat();
+        let [one, two] = [1, 2].map(|name| fused(name, &ids[16..50]));
+        prefixes.insert(&DEVICE, &one, &ids, &cache(96, 1.0));
+        prefixes.insert(&DEVICE, &two, &other, &cache(96, -1.0));
+        for (ids, sign) in [(&ids, 1.0), (&other, -1.0)] {
+            let found = prefixes.find_fused(&fused(3, &[]), &[&ids[..], &[7]].concat(), 16).unwrap();
+            let placed = placed(&found, 0, 96);
+            assert_eq!((found.len(), placed[4], placed[95 * 4]), (96, sign * 10.0, sign * 950.0));
+        }
     }
 }

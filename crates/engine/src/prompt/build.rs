@@ -1,6 +1,6 @@
 //! Prompts from documents and a question, and from parts that benchmarks give as they are.
 
-use refrain_model::{Layout, Message, ModelError, Piece, PromptParts};
+use refrain_model::{Layout, Message, ModelError, Piece, PromptParts, Specials};
 use serde_json::Value as Json;
 
 use super::document::Document;
@@ -184,8 +184,21 @@ impl Engine {
             system.insert(0, bos);
         }
         let question = self.tokenizer().encode_pieces(&parts.question)?;
-        let thinking = parts.thinking;
-        Ok(Prompt { system, system_reusable: true, question, thinking, ..Prompt::default() })
+        let (tail, thinking) = (self.tail_of(&parts.question, &question)?, parts.thinking);
+        Ok(Prompt { system, system_reusable: true, question, tail, thinking, ..Prompt::default() })
+    }
+
+    /// The [tail](Prompt::tail) of a question of these pieces: the tokens behind the first one of the template's last piece that no message
+    /// can have.
+    fn tail_of(&self, pieces: &[Piece], question: &[u32]) -> Result<usize> {
+        let tokenizer = self.tokenizer();
+        let last = pieces.iter().rfind(|piece| !piece.text.is_empty()).filter(|piece| piece.literal);
+        let Some(last) = last else { return Ok(0) };
+        let is_reserved = |id: &u32| tokenizer.is_reserved(*id);
+        let reserved = tokenizer.encode(&last.text, Specials::Parse)?.into_iter().filter(is_reserved).count();
+        let mut from_end = question.iter().rev().enumerate().filter(|(_, id)| is_reserved(id));
+        let end = reserved.checked_sub(1).and_then(|others| from_end.nth(others));
+        Ok(end.map_or(0, |(behind, _)| behind))
     }
 }
 

@@ -44,6 +44,9 @@ pub struct Prompt {
     pub chunks: Vec<PromptChunk>,
     /// Question part with the chat template's tail.
     pub question: Vec<u32>,
+    /// Tokens at the question's end, behind the token that ends its last message. They begin the answer, and the chat template may write
+    /// others there once the answer stands in a later prompt. 0 where no token of the template alone tells where the message ends.
+    pub tail: usize,
     /// Whether the answer continues the prompt's text, so that a space at its beginning is text. Otherwise the answer is
     /// a text of its own, as a turn of a chat is.
     pub continues_text: bool,
@@ -70,6 +73,11 @@ impl Prompt {
     /// Document tokens behind the first `tokens` ones of the prompt.
     pub(crate) fn documents_behind(&self, tokens: usize) -> usize {
         (self.len() - self.question.len()).saturating_sub(tokens).min(self.document_tokens())
+    }
+
+    /// The question part without its [tail](Prompt::tail), which further turns begin their question with.
+    pub(crate) fn asked(&self) -> &[u32] {
+        &self.question[..self.question.len().saturating_sub(self.tail)]
     }
 
     /// All ids in order.

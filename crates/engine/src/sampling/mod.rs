@@ -83,7 +83,7 @@ impl Sampling {
         check("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "more than 0, at most 1")?;
         check("min_p", min_p, (0.0..=1.0).contains(&min_p), "0 to 1")?;
         let penalty = repetition_penalty;
-        check("repetition_penalty", penalty, penalty > 0.0 && penalty <= 100.0, "more than 0, at most 100")?;
+        check("repetition_penalty", penalty, (0.01..=100.0).contains(&penalty), "0.01 to 100")?;
         for (option, value) in
             [("frequency_penalty", self.frequency_penalty), ("presence_penalty", self.presence_penalty)]
         {
@@ -128,5 +128,10 @@ mod tests {
         let logit_bias = [(3, 101.0)].into();
         assert!(Sampling { logit_bias, ..Sampling::default() }.check().is_err());
         assert!(Sampling { temperature: f32::NAN, ..Sampling::default() }.check().is_err());
+        // A tiny one makes logits infinite, which have no probabilities.
+        let penalised = |repetition_penalty| Sampling { repetition_penalty, ..Sampling::default() }.check();
+        let error = penalised(1e-38).unwrap_err().to_string();
+        assert!(error.contains("repetition_penalty") && error.contains("0.01 to 100"), "{error}");
+        assert!(penalised(0.01).is_ok() && penalised(100.0).is_ok());
     }
 }

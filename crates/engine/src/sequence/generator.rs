@@ -114,15 +114,18 @@ impl Generator {
         }
         self.tokens.push(token);
         let tokens = self.tokens.len();
-        let (retained, kv_bytes) = (cache.cache.retained() - behind, cache.cache.kv_bytes());
+        let cache = &cache.cache;
+        // Only a cache of all tokens has some that were chosen behind this one.
+        let held_behind = behind * self.engine.decoder().shape().token_bytes(cache.dtype());
         let logprobs = self.logprobs.take();
         let event = TokenEvent {
             text: "",
             tokens,
             token: Some(token),
             logprobs: logprobs.as_ref(),
-            retained,
-            kv_bytes,
+            retained: cache.retained() - behind,
+            kv_bytes: cache.kv_bytes(),
+            kv_bytes_held: cache.kv_bytes_held() - held_behind,
         };
         let early = tokens <= self.sampling.min_tokens;
         // A control token stands for no text, in which a stop text could be found.
@@ -140,8 +143,15 @@ impl Generator {
         stream: &mut dyn FnMut(TokenEvent<'_>) -> bool,
     ) -> Answer {
         stats.answer_tokens = self.tokens.len();
-        let (tokens, retained, kv_bytes) = (self.tokens.len(), stats.retained_tokens, stats.kv_bytes);
-        let event = TokenEvent { text: "", tokens, token: None, logprobs: None, retained, kv_bytes };
+        let event = TokenEvent {
+            text: "",
+            tokens: self.tokens.len(),
+            token: None,
+            logprobs: None,
+            retained: stats.retained_tokens,
+            kv_bytes: stats.kv_bytes,
+            kv_bytes_held: stats.kv_bytes_held,
+        };
         self.text.finish(finish, event, stream);
         Answer { text: self.text.shown, tokens: self.tokens, finish, stats, explanation: None }
     }

@@ -25,20 +25,29 @@ pub struct Sequence {
     pub(crate) generator: Generator,
     pub(crate) next_token: u32,
     pub(crate) state: StepState,
-    /// Tokens that were chosen after it, with their log probabilities.
-    pub(crate) further: VecDeque<(u32, Option<TokenLogprobs>)>,
+    /// Tokens that were chosen after it.
+    pub(crate) further: VecDeque<ChosenToken>,
     pub(crate) lookup: PromptLookup,
     /// Most tokens that are proposed at a time.
     pub(crate) speculative_tokens: usize,
     pub(crate) stats: RequestStats,
     pub(crate) eviction: Eviction,
     pub(crate) explanation: Option<Explanation>,
-    /// When the first token was chosen.
+    /// When the first token was chosen, later by the times that do not count for decoding.
     pub(crate) first: Instant,
     /// Loaders that may still read for the store's memory.
     pub(crate) load: BackgroundLoad,
     /// Its chain in the prefix cache; none if it is not kept there.
     pub(crate) prefix: Option<PrefixRoot>,
+}
+
+/// A token that a step has chosen.
+#[derive(Debug)]
+pub(crate) struct ChosenToken {
+    token: u32,
+    logprobs: Option<TokenLogprobs>,
+    /// Why there is none. The tokens before it stand, and may end the answer first.
+    failure: Option<Error>,
 }
 
 /// The state of a sequence between two tokens.
@@ -91,8 +100,15 @@ impl Sequence {
                 return finish;
             }
             self.state = StepState::Told;
-            (self.next_token, self.generator.logprobs) = self.further.pop_front()?;
+            let next = self.further.pop_front()?;
+            self.set_next(next);
         }
+    }
+
+    /// Makes a chosen token the next one.
+    fn set_next(&mut self, chosen: ChosenToken) {
+        let ChosenToken { token, logprobs, failure } = chosen;
+        (self.next_token, self.generator.logprobs, self.generator.failure) = (token, logprobs, failure);
     }
 
     /// Tokens that may follow the last one of the answer.
@@ -113,20 +129,22 @@ impl Sequence {
         let mut first = None;
         for (index, logits) in logits.enumerate() {
             let token = self.generator.choose(logits, at + index);
-            let chosen = (token, self.generator.logprobs.take());
+            let is_last = self.generator.is_over(token) || proposal.get(index) != Some(&token);
+            let (logprobs, failure) = (self.generator.logprobs.take(), self.generator.failure.take());
+            let chosen = ChosenToken { token, logprobs, failure };
             match first {
                 None => first = Some(chosen),
                 Some(_) => self.further.push_back(chosen),
             }
-            if self.generator.is_over(token) || proposal.get(index) != Some(&token) {
+            if is_last {
                 break;
             }
             accepted += 1;
         }
         self.cache.take_back(proposal.len() - accepted);
         self.lookup.learn(proposal.len(), accepted);
-        if let Some((token, logprobs)) = first {
-            (self.next_token, self.generator.logprobs) = (token, logprobs);
+        if let Some(first) = first {
+            self.set_next(first);
         }
         self.state = StepState::Chosen;
     }
@@ -161,11 +179,10 @@ impl Sequence {
 
     /// The answer at its end.
     pub fn finish(self, finish: FinishReason, stream: &mut dyn FnMut(TokenEvent<'_>) -> bool) -> Answer {
+        let steps = self.generator.tokens.len().saturating_sub(1);
+        let tpot = (steps > 0).then(|| self.first.elapsed().as_secs_f64() / steps as f64);
         self.keep_prefix();
-        let Sequence { engine, cache, generator, lookup, stats, eviction, explanation, first, load, .. } =
-            self;
-        let steps = generator.tokens.len().saturating_sub(1);
-        let tpot = (steps > 0).then(|| first.elapsed().as_secs_f64() / steps as f64);
+        let Sequence { engine, cache, generator, lookup, stats, eviction, explanation, load, .. } = self;
         let (draft_tokens, accepted_draft_tokens) = (lookup.drafted, lookup.accepted);
         let stats = stats.with_loading(&load.finish());
         let mut stats = RequestStats { tpot, draft_tokens, accepted_draft_tokens, ..stats };

@@ -1,5 +1,6 @@
 //! Work beside a store that cannot write: what waits for a disk never holds up the computing thread.
 
+use std::fs;
 use std::path::Path;
 use std::sync::mpsc::channel;
 use std::thread;
@@ -57,6 +58,18 @@ fn beside_a_disk_that_stands_still<T: Send + 'static>(
     worker.join().unwrap()
 }
 
+/// The logits of a prompt whose prefill tells of each of its steps.
+fn logits(engine: &Engine, prompt: &Prompt, step: &dyn Fn(Advance)) -> Vec<f32> {
+    let mut job = pie(engine, prompt);
+    loop {
+        let advance = job.advance(PATIENCE).unwrap();
+        step(advance);
+        if advance == Advance::Done {
+            return job.finish().unwrap().logits;
+        }
+    }
+}
+
 /// The report of an ingest that is ended by a step with this end.
 fn ingest_until(end: Advance, engine: &Engine, document: Document, step: &dyn Fn(Advance)) -> IngestReport {
     let mut ingest = engine.start_ingest(&[document], &shared(Pie)).unwrap();
@@ -77,18 +90,25 @@ fn a_prompts_chunks_serve_while_they_are_stored() {
     let in_memory = tiny_engine("llama", exact(Dtype::F16));
     let expected = prefill(&in_memory, &prompt, &Pie, prompt.len()).logits;
     let store = engine.store().clone();
-    let found = beside_a_disk_that_stands_still(folder.path(), move |step| {
-        let mut job = pie(&engine, &prompt);
-        loop {
-            let advance = job.advance(PATIENCE).unwrap();
-            step(advance);
-            if advance == Advance::Done {
-                return job.finish().unwrap().logits;
-            }
-        }
-    });
+    let found = beside_a_disk_that_stands_still(folder.path(), move |step| logits(&engine, &prompt, step));
     assert!(found == expected);
     assert_eq!(store.list(Scope::All).unwrap().chunks.len(), 3, "all is stored before the first token");
+}
+
+#[test]
+fn chunks_that_are_broken_are_computed_while_another_process_writes() {
+    let folder = tempdir().unwrap();
+    let engine = open(folder.path());
+    let prompt = random_prompt(&engine, 5, &[64, 33], 9, 11);
+    let expected = prefill(&engine, &prompt, &Pie, prompt.len()).logits;
+    for stored in engine.store().list(Scope::All).unwrap().chunks {
+        fs::write(stored.path.unwrap(), "broken").unwrap();
+    }
+    let engine = open(folder.path());
+    let store = engine.store().clone();
+    let found = beside_a_disk_that_stands_still(folder.path(), move |step| logits(&engine, &prompt, step));
+    assert!(found == expected);
+    assert_eq!(store.verify(|_| ()).unwrap().whole, 3);
 }
 
 /// Chunks of a question that was given up do not wait in memory for a slow disk.

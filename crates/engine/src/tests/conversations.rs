@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
+use refrain_fusion::METHODS;
 use refrain_kernels::{Dtype, Precision};
 use refrain_model::{ChatTemplate, Decoder, Message, ModelFiles, Tokenizer, ToolCall};
 use refrain_store::Store;
 use serde_json::json;
 
 use super::{device, engine, exact, tiny, tiny_engine};
-use crate::{Engine, Error, Instructions};
+use crate::{Document, Engine, Error, GenerateRequest, Instructions, Prompt, Sampling};
 
 /// Phi-4-mini's way, as far as tools go: calls stand beside tools, which are a field of the system message.
 const PHI4: &str = "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% if m['role'] == 'system' and 'tools' in m and m['tools'] is not none %}{{ '<|tool|>' + m['tools'] + '<|/tool|>' }}{% endif %}{{ '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}";
@@ -64,6 +65,61 @@ fn a_conversation_goes_on_from_a_turn_of_the_assistant() {
     assert!(text.ends_with(wanted), "{text}");
     let text = written(&tiny_engine("llama", exact(Dtype::F32)), &turns, &Instructions::default());
     assert!(text.ends_with("How tight?\nAnswer:Five.\nAnswer:"), "{text}");
+}
+
+/// A prompt of Qwen3 without thoughts ends with empty ones, which its template leaves out of history. A further turn, and the step of an
+/// agent, go on from the repair of the first one's documents up to there.
+#[test]
+fn a_conversation_goes_on_from_reused_documents_up_to_what_history_omits() {
+    let template = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tools/qwen3.jinja");
+    let template = std::fs::read_to_string(template).unwrap();
+    let plain = with_template(&tiny("llama"), &template);
+    let document = |title: &str, text: &str| Document { title: title.to_owned(), text: text.repeat(3) };
+    let documents =
+        [document("Torque", "A stem bolt takes 5 Nm. "), document("Wheels", "The rear one has 28 spokes. ")];
+    let chunks = plain.chunks(&documents).unwrap();
+    let around = Instructions {
+        before_documents: String::new(),
+        before_question: "Question: ".to_owned(),
+        ..Instructions::default()
+    };
+    let prompt = |turns: &[Message]| plain.prompt_of_turns(chunks.clone(), turns, &around).unwrap();
+    let asked = said("user", "How tight is a stem bolt?");
+    let call =
+        ToolCall { id: "1".to_owned(), name: "torque".to_owned(), arguments: json!({ "bolt": "stem" }) };
+    let called = Message { tool_calls: vec![call], ..said("assistant", "") };
+    let result = Message { tool_call_id: Some("1".to_owned()), ..said("tool", "5 Nm") };
+    let first = prompt(std::slice::from_ref(&asked));
+    let step = prompt(&[asked.clone(), called.clone(), result.clone()]);
+    let last = prompt(&[asked.clone(), called, result, said("assistant", "Five."), said("user", "Why?")]);
+    let turn = prompt(&[asked.clone(), said("assistant", "Five."), said("user", "Why?")]);
+    let thinks = Instructions { thinking: true, ..around.clone() };
+    let thinking = plain.prompt_of_turns(chunks.clone(), std::slice::from_ref(&asked), &thinks).unwrap();
+    let longer = prompt(&[said("user", "How tight is a stem bolt? And the seat?")]);
+    let common = |a: &Prompt, b: &Prompt| {
+        let common = a.ids().iter().zip(b.ids()).take_while(|(a, b)| **a == *b).count();
+        assert!(common < a.len() && common > a.len() - a.question.len() + 16);
+        // The last token is always computed.
+        common.min(b.len() - 1) / 16 * 16
+    };
+    for method in ["pie", "cache_blend", "a3", "drift:charge=0.3"] {
+        let taken = |engine: &Engine, prompt: &Prompt| {
+            let sampling = Sampling { max_tokens: 4, ..Sampling::default() };
+            let request = GenerateRequest::new(METHODS.parse(method).unwrap(), sampling);
+            engine.answer(prompt, &request, |_| true).unwrap().stats.prefix_tokens
+        };
+        let engine = plain.with_prefix_cache(1 << 26);
+        assert_eq!(taken(&engine, &first), 0, "{method}");
+        for next in [&step, &turn, &thinking] {
+            assert_eq!(taken(&engine, next), common(&first, next), "{method}");
+        }
+        assert_eq!(taken(&engine, &last), common(&step, &last), "{method}");
+        assert_eq!(taken(&engine, &longer), 0, "{method}: another question");
+        // A conversation that is first seen at a later step.
+        let engine = plain.with_prefix_cache(1 << 26);
+        assert_eq!(taken(&engine, &step), 0, "{method}");
+        assert_eq!(taken(&engine, &last), common(&step, &last), "{method}");
+    }
 }
 
 /// A turn of the user may be empty, unless all is.

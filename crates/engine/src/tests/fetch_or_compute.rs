@@ -1,15 +1,16 @@
 //! Chunks that come late from an object store are computed beside that. Whichever is first, the answer is the same to the bit.
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use refrain_eviction::Eviction;
-use refrain_fusion::{A3, FusionMethod, Pie};
+use refrain_fusion::{A3, FusionMethod, Pie, SamKv};
 use refrain_kernels::Dtype;
-use refrain_store::{ChunkId, FetchPolicy, Limits, RemoteOptions, RemoteStats, Store};
+use refrain_store::{ChunkId, FetchPolicy, Limits, RemoteOptions, RemoteStats, Store, WantedChunk};
 use tempfile::{TempDir, tempdir};
 
 use super::held_objects::HeldObjects;
@@ -196,6 +197,70 @@ fn what_turns_out_broken_in_a_race_is_computed() {
     assert_eq!(found.prefilled, PARTS);
     wait_for("all are found broken", || machine.stats().broken == PARTS as u64);
     assert_eq!(machine.stats().races_won, 0);
+}
+
+/// No step waits for the object store by itself, so that running answers decode meanwhile.
+#[test]
+fn a_pass_over_selected_tokens_waits_for_layers_step_by_step() {
+    let method = SamKv::default();
+    let (objects, prompt, expected) = library(&method);
+    let machine = Machine::new(&objects, FetchPolicy::Fetch);
+    objects.hold(sizes(&objects).iter().max().unwrap() - 1);
+    let (steps, told) = channel();
+    let (waits, found) = thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            let mut job = machine.start(&prompt, &method);
+            loop {
+                let advance = job.advance(PATIENCE).unwrap();
+                steps.send(advance).unwrap();
+                if advance == Advance::Done {
+                    return outcome(job);
+                }
+            }
+        });
+        let (mut waits, mut progress) = (false, 0);
+        while !waits && let Ok(advance) = told.recv_timeout(Duration::from_secs(20)) {
+            progress += usize::from(advance == Advance::Progress);
+            // The parts are asked for, fetched and opened, and the pass is planned.
+            waits = progress >= 4 && advance == Advance::Waiting;
+        }
+        objects.release();
+        (waits, worker.join().unwrap())
+    });
+    assert!(waits, "a step waits for the object store");
+    assert!(found.logits == expected && found.prefilled == 0);
+}
+
+/// Another request begins to fetch the parts while the first of them is computed.
+#[test]
+fn a_part_whose_fetch_begins_while_another_is_computed_is_waited_for_step_by_step() {
+    let (objects, prompt, expected) = library(&Pie);
+    let machine = Machine::that_measured(&objects, &prompt);
+    break_all(&objects);
+    objects.hold(0);
+    let (store, ids) = (machine.engine.store(), machine.ids(&prompt));
+    let mut job = machine.start(&prompt, &Pie);
+    wait_for("it is late", || {
+        job.advance(PATIENCE).unwrap();
+        ids.iter().any(|id| store.is_late(id))
+    });
+    job.advance(PATIENCE).unwrap();
+    objects.release();
+    machine.ended(&prompt);
+    objects.hold(0);
+    let compute = Some(Duration::from_secs(60));
+    let wanted: Vec<WantedChunk> = ids.iter().map(|id| WantedChunk { compute, ..id.into() }).collect();
+    store.prefetch(&wanted, &[], false);
+    let mut advance = Advance::Progress;
+    while advance == Advance::Progress {
+        advance = job.advance(Duration::ZERO).unwrap();
+    }
+    let awaited = ids.iter().any(|id| store.awaits_header(id, Some(Instant::now())));
+    assert!(advance == Advance::Waiting && awaited, "a step has waited for the object store");
+    objects.release();
+    machine.ended(&prompt);
+    let found = outcome(job);
+    assert!(found.logits == expected && found.prefilled == PARTS);
 }
 
 /// Both wait for the same fetch, and either computes what does not come.

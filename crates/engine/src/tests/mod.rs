@@ -106,16 +106,29 @@ fn tiny_engine(name: &str, settings: Settings) -> Engine {
     with_tokenizer(&tiny("llama"), name, settings)
 }
 
-/// A tiny model whose tokenizer puts no BOS before a prompt.
-fn without_bos(name: &str, settings: Settings) -> Engine {
+/// A copy of a tiny model's folder with the first `from` of `edited`, one of its files, replaced.
+fn tiny_copy(name: &str, edited: &str, (from, to): (&str, &str)) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    for file in std::fs::read_dir(tiny("llama")).unwrap() {
+    for file in std::fs::read_dir(tiny(name)).unwrap() {
         let file = file.unwrap();
         std::fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
     }
-    let config = folder.path().join("tokenizer_config.json");
-    let text = std::fs::read_to_string(&config).unwrap().replacen('{', r#"{"add_bos_token": false,"#, 1);
-    std::fs::write(&config, text).unwrap();
+    let path = folder.path().join(edited);
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!(text.contains(from), "{edited} of {name} has {from}");
+    std::fs::write(&path, text.replacen(from, to, 1)).unwrap();
+    folder
+}
+
+/// A tiny model with a setting of its `config.json` replaced.
+fn tiny_engine_with(name: &str, (from, to): (&str, &str), settings: Settings) -> Engine {
+    let folder = tiny_copy(name, "config.json", (from, to));
+    with_tokenizer(&tiny("llama"), folder.path().to_str().unwrap(), settings)
+}
+
+/// A tiny model whose tokenizer puts no BOS before a prompt.
+fn without_bos(name: &str, settings: Settings) -> Engine {
+    let folder = tiny_copy("llama", "tokenizer_config.json", ("{", r#"{"add_bos_token": false,"#));
     let engine = with_tokenizer(folder.path(), name, settings);
     assert_eq!(engine.tokenizer().bos(), None);
     engine

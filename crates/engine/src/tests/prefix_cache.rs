@@ -195,6 +195,24 @@ fn a_chat_without_documents_outlives_a_removed_document() {
     assert_eq!([&chat, &over].map(taken), [64, 0]);
 }
 
+/// A prompt that waited for its turn while one of its documents was removed is answered, and leaves nothing of it.
+#[test]
+fn a_prompt_over_a_removed_document_is_not_kept() {
+    for method in ["vanilla", "pie"] {
+        let engine = engine(&tiny("llama"), exact(Dtype::F16)).with_prefix_cache(BOUND);
+        let prompt = random_prompt(&engine, 20, &[70, 50], 33, 5);
+        let (removed, request) = (engine.keys_of(&prompt.chunks[1..], true), request(method));
+        let waiting = engine.prefill(&prompt, request.clone()).unwrap();
+        engine.store().delete(&removed).unwrap();
+        engine.forget_prefixes();
+        waiting.answer(|_| true).unwrap();
+        assert_eq!(engine.prefix_cache_bytes(), 0, "{method}");
+        engine.store().admit(|| removed);
+        assert_eq!(answer(&engine, &prompt, &request).stats.prefix_tokens, 0);
+        assert!(engine.prefix_cache_bytes() > 0, "{method}");
+    }
+}
+
 /// A scaling of positions that depends on the length of a request is a part of what keys depend on.
 #[test]
 fn keys_that_were_rotated_otherwise_are_not_taken_over() {
@@ -299,5 +317,27 @@ fn comparisons_take_nothing_from_the_prefix_cache_and_leave_nothing_there() {
         let (mixed, _) = engine.oracle(&prompt, &methods[1].1, oracle).unwrap();
         assert_eq!(mixed.prefix_cache_bytes(), 0, "its chunks are others under the same keys");
     }
+    assert_eq!(engine.prefix_cache_bytes(), kept);
+}
+
+/// Methods of a second turn take over what the first has left, and are compared with vanilla over the whole prompt. Vanilla and `pie` repair
+/// nothing, so that what they take over is what they would compute.
+#[test]
+fn a_comparison_may_take_over_what_the_turn_before_has_left() {
+    let engine = engine(&tiny("llama"), exact(Dtype::F16)).with_prefix_cache(BOUND);
+    let prompt = random_prompt(&engine, 20, &[70, 50], 33, 5);
+    answer(&engine, &prompt, &request("vanilla"));
+    let turn = next_turn(&engine, &prompt, &answer(&engine, &prompt, &request("pie")), 20);
+    let kept = engine.prefix_cache_bytes();
+    let methods = ["vanilla", "pie"].map(|name| (name.to_owned(), METHODS.parse(name).unwrap()));
+    let anew = engine.compare(&turn, &methods, Eviction::full(), 4).unwrap();
+    let taken = engine.compare_taking_over(&turn, &methods, Eviction::full(), 4).unwrap();
+    for (taken, anew) in taken.iter().zip(&anew) {
+        let name = &taken.method;
+        assert!(taken.stats.prefix_tokens >= prompt.len() / 16 * 16, "{name}: {}", taken.stats.prefix_tokens);
+        assert_eq!(anew.stats.prefix_tokens, 0, "{name}");
+        assert!((taken.kl - anew.kl).abs() < 1e-6, "{name}: {} and {}", taken.kl, anew.kl);
+    }
+    assert!(taken[1].kl > 1e-3, "{}", taken[1].kl);
     assert_eq!(engine.prefix_cache_bytes(), kept);
 }

@@ -15,7 +15,7 @@ use refrain_store::{Scope, Store};
 
 use super::{
     KINDS, download_kv, engine, everywhere, exact, forced, max_difference, prefill, prefill_with,
-    random_prompt, small, tiny, tiny_engine, with_tokenizer,
+    random_prompt, small, tiny, tiny_engine, tiny_engine_with,
 };
 use crate::prefill::Prefilled;
 use crate::{Engine, GenerateRequest, Prompt, Sampling, Settings};
@@ -658,13 +658,8 @@ fn every_policy_goes_on_after_it() {
 /// Layers see their windows by positions, also where those reach beyond the kept tokens, while no policy evicts any.
 #[test]
 fn a_policy_with_room_leaves_windows_as_they_are() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = std::fs::read_to_string(tiny("mistral_window").join("config.json")).unwrap();
-    let config = config.replace("\"sliding_window\": 16", "\"sliding_window\": 200");
-    std::fs::write(folder.path().join("config.json"), config).unwrap();
-    let weights = tiny("mistral_window").join("model.safetensors");
-    std::fs::copy(weights, folder.path().join("model.safetensors")).unwrap();
-    let engine = with_tokenizer(&tiny("llama"), folder.path().to_str().unwrap(), exact(Dtype::F32));
+    let window = ("\"sliding_window\": 16", "\"sliding_window\": 200");
+    let engine = tiny_engine_with("mistral_window", window, exact(Dtype::F32));
     let prompt = random_prompt(&engine, 5, &[140, 150], 9, 3);
     let method = small_blocks();
     let kept = prefill(&engine, &prompt, &method, prompt.len() + 1).stats.kept_tokens;

@@ -110,12 +110,12 @@ fn what_was_chosen_behind_a_stop_text_is_not_counted() {
     let engine = engine(&tiny("llama"), exact(Dtype::F16));
     let prompt = random_prompt(&engine, 20, &[70, 90], 25, 5);
     let held = |sampling: &Sampling, speculative_tokens| {
-        let mut retained = Vec::new();
+        let mut held = Vec::new();
         let request = request("vanilla", sampling.clone(), speculative_tokens);
         let (Answer { finish, stats, .. }, steps) = decoded(&engine, &prompt, request, &mut |event| {
-            retained.extend(event.token.map(|_| event.retained));
+            held.extend(event.token.map(|_| (event.retained, event.kv_bytes_held)));
         });
-        (finish, retained, (stats.retained_tokens, stats.kv_bytes_held, stats.kv_bytes_full), steps)
+        (finish, held, (stats.retained_tokens, stats.kv_bytes_held, stats.kv_bytes_full), steps)
     };
     // The model says one token over and over.
     let sampling = Sampling { max_tokens: 60, logit_bias: [(9, 100.0)].into(), ..Sampling::default() };
@@ -172,6 +172,37 @@ fn answers_of_a_batch_are_those_of_each_alone() {
         decode_step(&mut refs, &mut workspace).unwrap();
     }
     assert!(wrong > 0, "no proposal was wrong");
+}
+
+/// Tokens that were chosen before a failure at a proposed one stand, and the answer may end with one of them.
+#[test]
+fn a_failure_at_a_proposed_token_comes_behind_the_tokens_before_it() {
+    let engine = engine(&tiny("llama"), exact(Dtype::F32));
+    let prompt = random_prompt(&engine, 20, &[], 25, 5);
+    let twice = engine.tokenizer().decode(&[9, 9], false);
+    let (failed, stopped) = (crate::FinishReason::Failed, crate::FinishReason::Stop);
+    for (stop, finish) in [(vec![], failed), (vec![twice], stopped)] {
+        let sampling =
+            Sampling { stop, max_tokens: 60, logit_bias: [(9, 100.0)].into(), ..Sampling::default() };
+        let mut prefill = engine.prefill(&prompt, request("vanilla", sampling, 8)).unwrap();
+        while prefill.advance().unwrap() != crate::Advance::Done {}
+        let mut sequence = prefill.finish().unwrap();
+        assert_eq!(sequence.push_tokens(&mut |_| true), None);
+        // The last token of the answer, and one that is proposed behind it.
+        for _ in 0..2 {
+            extend(&mut [&mut sequence.cache], &[9], &mut DecodeWorkspace::default()).unwrap();
+        }
+        let vocab = engine.decoder().config().vocab;
+        let mut rows = [vec![0.0; vocab], vec![f32::NAN; vocab]];
+        sequence.verify(&[9], rows.iter_mut().map(Vec::as_mut_slice));
+        let mut told = 0;
+        let ended = sequence.push_tokens(&mut |event| {
+            told += usize::from(event.token.is_some());
+            true
+        });
+        assert_eq!((ended, told, sequence.answer_tokens()), (Some(finish), 1, 2));
+        assert_eq!(sequence.take_failure().is_some(), finish == failed);
+    }
 }
 
 /// A real model that repeats a list takes few steps, and says the same.

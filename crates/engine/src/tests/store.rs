@@ -23,6 +23,18 @@ fn logits(
     (prefilled.logits, prefilled.load.reused.prefilled)
 }
 
+/// Gateways cost loading by the bytes of a token at rest.
+#[test]
+fn a_token_takes_fewer_bytes_in_fewer_bits() {
+    let bytes = |store_dtype| {
+        let engine = open(tempfile::tempdir().unwrap().path(), Settings { store_dtype, ..exact(Dtype::F16) });
+        (engine.stored_token_bytes(), engine.decoder().shape().token_bytes(Dtype::F16))
+    };
+    let [(plain, in_cache), (q8, _), (q4, _)] = KvQuantization::ALL.map(bytes);
+    assert_eq!(plain, in_cache);
+    assert!(4 * q8 < 3 * plain && q4 < plain, "{plain} {q8} {q4}");
+}
+
 /// Just computed, from memory, from disk, and computed again since a file was broken: the same bits, in fewer of them too.
 #[test]
 fn encoded_chunks_are_the_same_in_every_tier() {

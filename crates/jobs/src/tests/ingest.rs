@@ -160,6 +160,25 @@ fn chunks_that_go_to_make_room_are_prefilled_again() {
     assert!(computed as usize > chunks(&slow).len(), "{computed}: none went before it was sent");
 }
 
+/// Another program whose chunks wait for the object store does not keep a job from seeing what it has lost.
+#[test]
+fn chunks_of_others_are_not_waited_for() {
+    let config = ThrottleConfig { wait_put_per_call: Duration::from_secs(3600), ..ThrottleConfig::default() };
+    let mut options = RemoteOptions::new("memory:///library");
+    options.timeout = Duration::from_secs(3600);
+    options.objects = Some(Arc::new(ThrottledStore::new(InMemory::new(), config)));
+    let machine = Machine::before(&options, u64::MAX);
+    let (engine, documents) = (&machine.engine, documents(2));
+    let method: Arc<dyn FusionMethod> = METHODS.parse("drift").unwrap();
+    engine.ingest_for(&documents[..1], &method, |_| ()).unwrap();
+    let pending = engine.are_pending(&[&documents[0], &documents[1]], &method).unwrap();
+    assert_eq!(pending, [true, false]);
+    let (stop, lost) = (stop_flag(false), stop_flag(false));
+    let control = Control { stop: &stop, lost: &lost };
+    let mut work = IngestWork::new(engine, method, true, Duration::ZERO, |why| panic!("{why}"));
+    assert_eq!(work.lost(&[&documents[1]], &control).unwrap(), [&documents[1]]);
+}
+
 #[test]
 fn a_document_that_cannot_be_shared_is_listed_and_the_others_are_kept() {
     let shared = tempfile::tempdir().unwrap();

@@ -8,6 +8,9 @@ use crate::error::{ModelError, Result};
 /// Most layers of a model, far above every model there is.
 const MAX_LAYERS: usize = 1 << 12;
 
+/// Most elements of an attention head, far above every model there is.
+pub(super) const MAX_HEAD_DIM: usize = 1 << 14;
+
 /// Most tokens of a vocabulary, far above every model there is.
 pub(crate) const MAX_VOCABULARY: usize = 1 << 24;
 
@@ -66,7 +69,7 @@ impl Check<'_> {
             ("the hidden size", c.hidden, 1 << 20),
             ("the number of attention heads", c.heads, 1 << 14),
             ("the number of key-value heads", c.kv_heads, 1 << 14),
-            ("the head dimension", c.head_dim, 1 << 14),
+            ("the head dimension", c.head_dim, MAX_HEAD_DIM),
             ("the intermediate size", c.intermediate, 1 << 22),
             ("the vocabulary size", c.vocab, MAX_VOCABULARY),
             ("the context length", c.context, 1 << 30),

@@ -3,6 +3,7 @@
 use std::f64::consts::TAU;
 
 use super::RopeScaling;
+use super::checks::MAX_HEAD_DIM;
 
 /// The parameters of YaRN, by transformers' names.
 #[derive(Debug)]
@@ -31,6 +32,10 @@ impl Yarn {
         }
         if self.original_context == 0 {
             return Err("the rope scaling's original context is 0".to_owned());
+        }
+        // The divisors take memory before the configuration is checked as a whole.
+        if self.rotary_dim > MAX_HEAD_DIM {
+            return Err(format!("the rotary dimension is {}, above {MAX_HEAD_DIM}", self.rotary_dim));
         }
         let dim = self.rotary_dim as f64;
         let (mut low, mut high) = (self.bound(self.beta_fast), self.bound(self.beta_slow));

@@ -68,6 +68,8 @@ struct Vocabulary {
     outside: HashMap<String, u32>,
     outside_texts: HashMap<u32, String>,
     added: Vec<u32>,
+    /// Tokens that [`Specials::Plain`] text cannot give, in ascending order.
+    reserved: Vec<u32>,
     size: usize,
     /// The greatest id that a text may give, plus 1.
     text_ids: usize,
@@ -141,6 +143,11 @@ impl Pipeline {
     /// Whether a token is one that is looked for in the text before anything else.
     pub(super) fn is_added(&self, id: u32) -> bool {
         self.vocabulary.added.binary_search(&id).is_ok()
+    }
+
+    /// Whether a token is one that [`Specials::Plain`] text cannot give.
+    pub(super) fn is_reserved(&self, id: u32) -> bool {
+        self.vocabulary.reserved.binary_search(&id).is_ok()
     }
 
     pub(super) fn vocab_size(&self) -> usize {
@@ -264,6 +271,7 @@ impl Vocabulary {
             return Err(wrong(format!("a token has the id {id}; ids below {MAX_VOCABULARY} are read")));
         }
         let (mut outside, mut outside_texts) = (HashMap::new(), HashMap::new());
+        let mut reserved = Vec::new();
         for (id, token) in &added {
             let inside = vocab.get(&token.content).copied();
             if inside.is_some_and(|other| other != *id) {
@@ -275,6 +283,9 @@ impl Vocabulary {
             }
             if !vocab.contains_key(&token.content) && !token.content.is_empty() {
                 outside.insert(token.content.clone(), *id);
+                if !is_ordinary(token) {
+                    reserved.push(*id);
+                }
             }
             outside_texts.insert(*id, token.content.clone());
         }
@@ -312,7 +323,7 @@ impl Vocabulary {
         let bpe = builder.build().map_err(|e| wrong(format!("the vocabulary cannot be used: {e}")))?;
         let size = greatest.map_or(0, |id| id as usize + 1);
         let added = added.into_keys().collect();
-        Ok(Self { bpe, outside, outside_texts, added, size, text_ids, spans_words, spans_lines })
+        Ok(Self { bpe, outside, outside_texts, added, reserved, size, text_ids, spans_words, spans_lines })
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::SystemTime;
 
 use super::eviction::choose_victims;
-use super::{Disk, bytes};
+use super::{Disk, Phantom, bytes};
 use crate::clock::{milliseconds, now};
 use crate::file_names::BROKEN_INDEX;
 use crate::folder::{FolderEntry, is_recent, remove, remove_stale};
@@ -24,6 +24,13 @@ impl Files {
     fn add(&mut self, found: &FolderEntry) {
         self.has_chunk |= matches!(found, FolderEntry::Chunk(..));
         self.bytes += found.bytes();
+    }
+}
+
+impl Phantom {
+    /// Bytes that the row counts and that are not there, at most.
+    pub(super) fn bytes(&self) -> u64 {
+        self.removed.unwrap_or(self.row.bytes)
     }
 }
 
@@ -58,20 +65,31 @@ impl Disk {
         Ok(report)
     }
 
-    /// Takes the bytes of a broken file that was removed out of the row of its chunk, unless the row has been changed since it was
-    /// `counted`: the chunk may have been stored again. Pins and times to live stay for the chunk's next file. Best effort: `gc` corrects
-    /// a row that counts too much.
-    pub(crate) fn uncount(&self, key: &ChunkKey, counted: &IndexRow, removed: u64) {
-        let uncount = |tables: &mut Tables<'_>| {
-            let Some(row) = tables.row(key)?.filter(|row| row == counted) else { return Ok(()) };
-            let bytes = match is_recent(row.entered) {
-                // A file that another process is writing stays in it.
-                true => row.bytes.saturating_sub(removed),
-                false => bytes(&self.folder.files(key)?),
-            };
-            tables.set(key, &IndexRow { bytes, ..row })
+    /// Corrects the row of a chunk of which a broken file was removed. Waits for nobody who writes: the next write does it then.
+    pub(crate) fn uncount(&self, phantom: Phantom) {
+        let corrected =
+            self.index().and_then(|index| index.try_write(|tables| self.correct(tables, &phantom)));
+        if let Ok(None) = corrected {
+            self.phantoms().push(phantom);
+        }
+    }
+
+    /// Corrects a row that counts bytes which are not there, unless the row has been changed since: the chunk may have been stored again. Pins and
+    /// times to live stay for the next file of a chunk whose file was broken. Best effort: `gc` corrects a row that counts too much.
+    pub(super) fn correct(&self, tables: &mut Tables<'_>, phantom: &Phantom) -> Result<(), IndexError> {
+        let Phantom { key, row, removed } = phantom;
+        if tables.row(key)?.as_ref() != Some(row) {
+            return Ok(());
+        }
+        let bytes = match *removed {
+            // A file that another process is writing stays in it.
+            Some(removed) if is_recent(row.entered) => row.bytes.saturating_sub(removed),
+            _ => bytes(&self.folder.files(key)?),
         };
-        let _ = self.index().and_then(|index| index.write(uncount));
+        if removed.is_none() && bytes == 0 {
+            return tables.remove(key);
+        }
+        tables.set(key, &IndexRow { bytes, ..row.clone() })
     }
 
     /// Reconciles the index with the folder, and removes no chunk.

@@ -10,6 +10,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::client::{Client, Failure};
+use super::link::OnDrop;
 use crate::Problem;
 
 /// Receiver of an object's bytes. When it is dropped nothing comes any more.
@@ -86,8 +87,9 @@ impl Client {
             sink.take(meta.size, piece).map_err(|problem| Failure::Broken(problem, version(&meta)))
         };
         self.link.begin(Instant::now());
+        let arriving = OnDrop(|| self.link.end(Instant::now()));
         let size = self.receive(found, most, take).await;
-        self.link.end(Instant::now());
+        drop(arriving);
         Ok(ObjectMeta { size: size?, ..meta })
     }
 

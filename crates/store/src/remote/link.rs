@@ -3,6 +3,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::LinkSpeed;
+
 /// Objects that are fetched at once.
 pub(super) const MAX_CONCURRENT: usize = 8;
 /// The weight that earlier measurements keep when an object comes: a link that has changed is known after three or four objects.
@@ -124,6 +126,17 @@ impl Link {
         Duration::try_from_secs_f64(seconds).ok()
     }
 
+    /// Latency and bytes a second, as far as they were measured.
+    pub(super) fn speed(&self, now: Instant) -> LinkSpeed {
+        let mut state = self.state();
+        state.count(now);
+        let is_measured = state.received > 0.0 && state.busy > 0.0;
+        LinkSpeed {
+            latency: state.latency,
+            bytes_per_second: is_measured.then(|| state.received / state.busy),
+        }
+    }
+
     /// Whether the link is to be measured again: the last measurement is old, and nothing is on its way that would be one. The caller
     /// does it, so that the next call says no.
     pub(super) fn is_stale(&self, now: Instant) -> bool {
@@ -134,6 +147,15 @@ impl Link {
             state.measured = Some(now);
         }
         stale
+    }
+}
+
+/// Runs when it is dropped: a count is taken back however the work that it counts ends, a panic included.
+pub(super) struct OnDrop<F: FnMut()>(pub(super) F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
     }
 }
 
@@ -196,6 +218,17 @@ mod tests {
         assert!(!clock.link.is_stale(clock.now + 60 * STALE));
         clock.answers(20 * MS);
         assert_eq!(clock.expected(1000), 0.020);
+    }
+
+    #[test]
+    fn latency_and_rate_are_told_once_they_were_measured() {
+        let mut clock = Clock::new();
+        assert_eq!(clock.link.speed(clock.now), LinkSpeed::default());
+        clock.answers(20 * MS);
+        clock.receive(3, 1e6);
+        let LinkSpeed { latency, bytes_per_second } = clock.link.speed(clock.now);
+        assert_eq!(latency, Some(0.020));
+        assert!((bytes_per_second.unwrap() / 1e6 - 1.0).abs() < 0.01, "{bytes_per_second:?}");
     }
 
     /// However many objects share the link, the rate is that of all of them, and time in which nothing arrives does not count.

@@ -13,7 +13,7 @@ use crate::folder::{name, open_aux_file};
 use crate::remote::{Choice, Missing, ObjectSink, Objects, Remote};
 use crate::tiers::{InFlightChunk, Tiers};
 use crate::{
-    ChunkId, ChunkKey, ChunkReader, Fetched, Limits, Problem, RemoteOptions, RemoteStats, Result,
+    ChunkId, ChunkKey, ChunkReader, Fetched, Limits, LinkSpeed, Problem, RemoteOptions, RemoteStats, Result,
     WantedChunk, aux_file,
 };
 
@@ -120,6 +120,15 @@ impl Store {
         self.reader_in_flight(&id.key(), false).is_some()
     }
 
+    /// Whether the chunk is on its way and not late, and its header is still to come. Waits for the header until that time at most, or without one
+    /// until the chunk is late.
+    pub fn awaits_header(&self, id: &ChunkId, until: Option<Instant>) -> bool {
+        let Some(in_flight) = self.in_flight().get(&id.key()).cloned() else { return false };
+        let header = in_flight.header(until.into_iter().chain(in_flight.deadline).min());
+        let is_over = in_flight.state().is_over;
+        header.is_none() && !is_over && !in_flight.is_late()
+    }
+
     /// Whether the chunk is on its way and late: computing it may be quicker than waiting for it.
     pub fn is_late(&self, id: &ChunkId) -> bool {
         let in_flight = self.in_flight().get(&id.key()).cloned();
@@ -166,14 +175,18 @@ impl Store {
         self.0.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A reader of a chunk that is coming; a patient one waits for it even when it is late.
+    /// A reader of a chunk that is coming. A patient one waits for it even when it is late; else there is one once the chunk's header has come.
     pub(super) fn reader_in_flight(&self, key: &ChunkKey, is_patient: bool) -> Option<ChunkReader> {
         let in_flight = self.in_flight().get(key).cloned()?;
-        if !is_patient && in_flight.is_late() {
+        if is_patient {
+            return Some(ChunkReader::in_flight(in_flight.header(None)?, in_flight, None));
+        }
+        if in_flight.is_late() {
             return None;
         }
-        let until = in_flight.deadline.filter(|_| !is_patient);
-        Some(ChunkReader::in_flight(in_flight.header(until)?, in_flight, until))
+        let header = in_flight.state().header.clone()?;
+        let until = in_flight.deadline;
+        Some(ChunkReader::in_flight(header, in_flight, until))
     }
 
     /// Keeps aux tensors that came, unless a chunk was removed since there were `removals`.
@@ -200,6 +213,11 @@ impl Store {
         let pending = self.0.disk.as_ref().and_then(|disk| disk.pending().ok());
         let pending = pending.map_or(0, |pending| pending.len() as u64);
         Some(RemoteStats { pending, ..remote.stats() })
+    }
+
+    /// Speed of the link to the object store, by its downloads; nothing where there is none.
+    pub fn link_speed(&self) -> LinkSpeed {
+        self.0.remote.as_ref().map(Remote::link_speed).unwrap_or_default()
     }
 }
 

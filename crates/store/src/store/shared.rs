@@ -1,8 +1,10 @@
-//! Whether chunks are in the object store.
+//! Whether chunks are in the object store, or on their way there.
+
+use std::collections::HashSet;
 
 use super::Store;
 use crate::folder::name;
-use crate::{ChunkId, Result};
+use crate::{ChunkId, ChunkKey, Result};
 
 impl Store {
     /// Of each chunk, whether the object store has it, with its aux tensors of these kinds. Nothing is fetched: what is broken there
@@ -22,5 +24,15 @@ impl Store {
         };
         let found = objects.exist(ids.iter().flat_map(names).collect())?;
         Ok(found.chunks(1 + kinds.len()).map(|parts| parts.iter().all(|there| *there)).collect())
+    }
+
+    /// Tells for each chunk whether it is in the folder and waits to be brought to the object store.
+    ///
+    /// # Errors
+    /// If the index cannot be read.
+    pub fn are_pending(&self, ids: &[&ChunkId]) -> Result<Vec<bool>> {
+        let pending = self.0.disk.as_ref().map_or(Ok(Vec::new()), |disk| disk.pending())?;
+        let pending: HashSet<ChunkKey> = pending.into_iter().map(|(key, _)| key).collect();
+        Ok(ids.iter().map(|id| pending.contains(&id.key())).collect())
     }
 }

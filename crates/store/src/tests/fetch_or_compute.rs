@@ -138,6 +138,7 @@ fn an_object_that_stops_half_way_is_late() {
     objects.hold(chunk.to_bytes().len() - 1);
     let wanted = WantedChunk { compute: Some(2 * SECOND), ..chunk.id().into() };
     store.prefetch(&[wanted], &[], false);
+    assert!(!store.awaits_header(chunk.id(), None));
     let reader = store.reader_at_hand(chunk.id()).unwrap().expect("its header comes in two seconds");
     let last = chunk.id().layers - 1;
     assert!(reader.layer(0).is_some() && reader.layer(last).is_none() && reader.chunk().is_none());
@@ -145,6 +146,21 @@ fn an_object_that_stops_half_way_is_late() {
     objects.release();
     wait_for("it comes", || store.contains(chunk.id()));
     assert!(reader.chunk().is_some(), "what has come is read however late it is");
+    ended(&store);
+}
+
+#[test]
+fn a_chunk_whose_header_is_still_to_come_is_not_at_hand() {
+    let (objects, chunks) = library();
+    let (_folder, store) = machine(&objects, FetchPolicy::Fetch);
+    let id = chunks[0].id();
+    objects.hold(0);
+    store.prefetch(&[id.into()], &[], false);
+    assert!(store.reader_at_hand(id).unwrap().is_none() && !store.is_in_flight(id));
+    assert!(store.awaits_header(id, Some(Instant::now())));
+    objects.release();
+    assert!(!store.awaits_header(id, None));
+    assert!(store.reader_at_hand(id).unwrap().is_some());
     ended(&store);
 }
 

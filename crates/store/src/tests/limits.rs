@@ -12,8 +12,8 @@ use tempfile::{TempDir, tempdir};
 
 use super::store::{files, path, stored};
 use super::{chunk_of, numbered};
-use crate::disk::Disk;
 use crate::disk::eviction::choose_victims;
+use crate::disk::{Disk, Phantom};
 use crate::file_names::INDEX;
 use crate::index::{COMMITS, Index, IndexRow, ROWS_READ, Tables};
 use crate::{Chunk, ChunkId, ChunkKey, Limits, NamespaceKey, PutOutcome, Scope, Store, StoreError};
@@ -209,7 +209,7 @@ fn a_chunk_that_is_stored_again_while_it_is_repaired_counts_its_bytes() {
     let counted = repairing.row(&chunk.key()).unwrap().unwrap();
     fs::remove_file(path(&store, &chunk)).unwrap();
     stored(store.put(chunk.clone()).unwrap());
-    repairing.uncount(&chunk.key(), &counted, size());
+    repairing.uncount(Phantom { key: chunk.key(), row: counted, removed: Some(size()) });
     assert_eq!(store.stats().disk_bytes, size());
 }
 
@@ -290,7 +290,7 @@ fn removing_and_storing_at_once_never_counts_too_little() {
     assert!(store.verify(|_| ()).unwrap().failed.is_empty());
 }
 
-/// While another process writes, or is stopped at it, reading goes on.
+/// While another process writes, or is stopped at it, reading goes on. A broken file that is removed meanwhile counts until the next write.
 #[test]
 fn reading_waits_for_no_writer() {
     let dir = tempdir().unwrap();
@@ -307,13 +307,20 @@ fn reading_waits_for_no_writer() {
                     for _ in 0..10 {
                         assert!(store.get(chunk.id()).unwrap().is_some());
                     }
-                    done.send(store.list(Scope::All).unwrap().chunks.len()).unwrap();
+                    let listed = store.list(Scope::All).unwrap().chunks.len();
+                    let mut broken = fs::read(path(store, chunk)).unwrap();
+                    *broken.last_mut().unwrap() ^= 1;
+                    fs::write(path(store, chunk), broken).unwrap();
+                    assert!(store.get(chunk.id()).unwrap().is_none());
+                    done.send(listed).unwrap();
                 });
                 assert_eq!(wait.recv_timeout(Duration::from_secs(20)), Ok(1));
             });
             Ok(())
         })
         .unwrap();
+    stored(store.put(numbered(2, 50)).unwrap());
+    assert_eq!(store.stats().disk_bytes, size());
 }
 
 /// An index that another process has set aside, or removed, is used no more.

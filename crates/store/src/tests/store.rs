@@ -9,6 +9,7 @@ use refrain_kernels::Dtype;
 use tempfile::{TempDir, tempdir};
 
 use super::{chunk, chunk_of, content, id, numbered, raw};
+use crate::disk::Phantom;
 use crate::{Chunk, ChunkId, ChunkKey, Problem, PutOutcome, Scope, Store, StoreError};
 
 const MIB: u64 = 1 << 20;
@@ -279,7 +280,7 @@ fn a_row_that_could_not_be_withdrawn_goes_with_the_next_write() {
     stored(store.put(first.clone()).unwrap());
     let row = store.disk_tier().row(&first.key()).unwrap().unwrap();
     std::fs::remove_file(path(&store, &first)).unwrap();
-    store.disk_tier().phantoms().push((first.key(), row));
+    store.disk_tier().phantoms().push(Phantom { key: first.key(), row, removed: None });
     stored(store.put(numbered(2, 3)).unwrap());
     assert!(
         store.disk_tier().row(&first.key()).unwrap().is_none() && store.disk_tier().phantoms().is_empty()

@@ -4,9 +4,9 @@ use refrain_eviction::{Eviction, H2o};
 use refrain_kernels::Dtype;
 use serde::Deserialize;
 
+use super::given::Given;
 use super::policy;
 use crate::tests::device;
-use crate::tests::eviction::random::Given;
 
 #[derive(Deserialize)]
 struct File {
@@ -44,8 +44,21 @@ impl Case {
         let mut q = vec![f32::NAN; tokens * width - self.q.len()];
         q.extend(&self.q);
         let k = if self.k.is_empty() { vec![0.0; kv_heads * tokens * head_dim] } else { self.k.clone() };
-        let (n, dtype, v) = (tokens, Dtype::F32, k.clone());
-        let given = Given { heads, kv_heads, head_dim, n, system: 1, question: 1, dtype, q, k, v };
+        let given = Given {
+            layers: 1,
+            heads,
+            kv_heads,
+            head_dim,
+            n: tokens,
+            system: 1,
+            question: 1,
+            computed: (0..tokens as u32).collect(),
+            attends_first: false,
+            dtype: Dtype::F32,
+            q,
+            v: k.clone(),
+            k,
+        };
         let bounded = given.prefilled(&device(), eviction, tokens + 100).unwrap();
         let sorted = |head| {
             let mut positions = bounded.positions(0, head).to_vec();

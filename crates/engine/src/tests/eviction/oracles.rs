@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use refrain_eviction::Eviction;
+use refrain_eviction::{Eviction, PromptSpans, Sizes};
 use refrain_fusion::{A3, FusionMethod, LegoLink, Pie, Vanilla};
 use refrain_kernels::Dtype;
 
@@ -10,8 +10,8 @@ use super::policy;
 use crate::cache::DecodeCache;
 use crate::prefill::Prefilled;
 use crate::tests::{
-    KINDS, SMOLLM2, download_kv, emulated, engine, exact, max_difference, prefill, prefill_with,
-    random_prompt, real, shared, small, tiny_engine,
+    KINDS, SMOLLM2, emulated, engine, exact, max_difference, prefill_with, random_prompt, real, shared,
+    small, tiny_engine,
 };
 use crate::{Engine, GenerateRequest, Prompt, Sampling};
 
@@ -40,12 +40,12 @@ const ONCE: [&str; 4] = [
     "a3_ex:capacity=12,pool=max",
 ];
 
-fn prompt(engine: &Engine) -> Prompt {
+pub(super) fn prompt(engine: &Engine) -> Prompt {
     random_prompt(engine, 5, &[24, 32, 19], 9, 1)
 }
 
 /// Prefill and the logits of the forced tokens after it.
-fn forced<'a>(
+pub(super) fn forced<'a>(
     engine: &'a Engine,
     prompt: &Prompt,
     method: &(impl FusionMethod + Clone + 'static),
@@ -60,11 +60,15 @@ fn forced<'a>(
     each(&prefilled);
     let vocab = engine.decoder().config().vocab;
     for step in 0..tokens {
-        let token = (step * 7919 + 13) % vocab;
-        logits.extend(prefilled.extend(token as u32));
+        logits.extend(prefilled.extend(forced_token(step, vocab)));
         each(&prefilled);
     }
     logits
+}
+
+/// The token that is forced at a step.
+pub(super) fn forced_token(step: usize, vocab: usize) -> u32 {
+    ((step * 7919 + 13) % vocab) as u32
 }
 
 fn logits(engine: &Engine, prompt: &Prompt, eviction: &Eviction, tokens: usize) -> Vec<f32> {
@@ -72,7 +76,7 @@ fn logits(engine: &Engine, prompt: &Prompt, eviction: &Eviction, tokens: usize) 
 }
 
 /// The tiny models, and SmolLM2 as it is used (f16 cache, its own precision). Emulated threads take one setting for each model, in turn.
-fn everywhere(test: impl Fn(&Engine)) {
+pub(super) fn everywhere(test: impl Fn(&Engine)) {
     for (index, name) in KINDS.into_iter().chain(["mistral_window", "phi4_longrope"]).enumerate() {
         for (nth, settings) in [exact(Dtype::F32), small()].into_iter().enumerate() {
             if !emulated() || index % 2 == nth {
@@ -292,81 +296,6 @@ fn oracle_11_policies_that_are_one_another() {
 }
 
 #[test]
-fn oracle_9_snap_kv_without_pooling_keeps_what_morph_kv_first_keeps() {
-    everywhere(|engine| {
-        if engine.decoder().config().layers.iter().any(|layer| layer.window.is_some()) {
-            return;
-        }
-        let prompt = prompt(engine);
-        let kept = |spec: &str| {
-            let eviction = policy(spec);
-            let mut sets: Vec<BTreeSet<u32>> = Vec::new();
-            forced(engine, &prompt, &Vanilla, &eviction, 0, |prefilled| {
-                let bounded = prefilled.evicting().unwrap();
-                let config = engine.decoder().config();
-                for layer in 0..config.num_layers() {
-                    let heads = 0..config.kv_heads;
-                    sets.extend(heads.map(|head| bounded.positions(layer, head).iter().copied().collect()));
-                }
-            });
-            sets
-        };
-        let snap = kept("snap_kv:capacity=40,window=10,kernel=1");
-        let morph = kept("morph_kv:capacity=40,window=10");
-        // Weights in MorphKV's ring are rounded to f16: at most neighbours in rank change places.
-        let differ: usize = snap.iter().zip(&morph).map(|(a, b)| a.symmetric_difference(b).count()).sum();
-        assert!(differ * 200 <= snap.len() * 40, "{differ} of {}", snap.len() * 40);
-        assert_ne!(kept("morph_kv:capacity=40,window=9"), morph, "other rows, other choice");
-    });
-}
-
-#[test]
-fn reindexed_positions_are_those_of_a_cache_that_holds_unrotated_keys() {
-    let engine = tiny_engine("llama", exact(Dtype::F32));
-    let prompt = random_prompt(&engine, 5, &[], 60, 3);
-    // 4 sinks and 16 recent tokens, all prefilled anew at the places that they have in the cache: layer 0 knows of
-    // nothing else.
-    let eviction = policy("streaming_llm:capacity=20");
-    let mut places = Vec::new();
-    forced(&engine, &prompt, &Vanilla, &eviction, 25, |prefilled| {
-        let bounded = prefilled.evicting().unwrap();
-        let mut positions = bounded.positions(0, 0).to_vec();
-        let keys = bounded.keys(0, 0);
-        let mut order: Vec<usize> = (0..positions.len()).collect();
-        order.sort_by_key(|slot| positions[*slot]);
-        positions.sort_unstable();
-        let d = keys.len() / positions.len();
-        places.push((
-            positions,
-            order.iter().flat_map(|slot| keys[slot * d..(slot + 1) * d].to_vec()).collect::<Vec<f32>>(),
-        ));
-    });
-    let d = engine.decoder().config().head_dim;
-    let (positions, keys) = &places[25];
-    let ids: Vec<u32> = prompt
-        .ids()
-        .into_iter()
-        .chain((0..25).map(|step| ((step * 7919 + 13) % engine.decoder().config().vocab) as u32))
-        .collect();
-    let chosen: Vec<u32> = positions.iter().map(|p| ids[*p as usize]).collect();
-    let alone = Prompt { question: chosen, ..Prompt::default() };
-    let fresh = prefill(&engine, &alone, &Vanilla, alone.len());
-    let stored = download_kv(&**engine.decoder().device(), &fresh.full().layer(0).k);
-    // Sinks are where they would be; recent tokens are as far from one another, all turned alike.
-    let fresh_key = |i: usize| stored[i * d..(i + 1) * d].to_vec();
-    let product = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
-    for i in 0..positions.len() {
-        for j in 0..positions.len() {
-            let (got, expected) =
-                (product(&keys[i * d..][..d], &keys[j * d..][..d]), product(&fresh_key(i), &fresh_key(j)));
-            assert!((got - expected).abs() <= 1e-3 * (1.0 + expected.abs()), "{i} {j}: {got} {expected}");
-        }
-    }
-    let original = logits(&engine, &prompt, &policy("streaming_llm:capacity=20,positions=original"), 25);
-    assert!(max_difference(&original, &logits(&engine, &prompt, &eviction, 25)) > 1e-3);
-}
-
-#[test]
 fn a_cache_for_every_query_head_takes_that_much_more_and_gives_the_same_where_nothing_is_evicted() {
     for name in ["llama", "phi4_longrope"] {
         let engine = tiny_engine(name, exact(Dtype::F32));
@@ -470,6 +399,28 @@ fn a_request_holds_no_more_than_was_counted_before_it() {
             2 * counted > 3 * kv_bytes,
             "{profile}: {counted} were counted, {kv_bytes} of them keys and values"
         );
+    }
+}
+
+/// A layer of the prompt has all of its tokens while a policy chooses among them.
+#[test]
+fn what_a_policy_keeps_beside_a_layer_of_the_prompt_is_counted() {
+    let engine = tiny_engine("llama", small());
+    let prompt = prompt(&engine);
+    let config = engine.decoder().config();
+    let spans = PromptSpans { system: prompt.system_span(), question: prompt.question_span() };
+    let sizes = Sizes {
+        heads: config.kv_heads,
+        group: config.heads / config.kv_heads,
+        head_dim: config.head_dim,
+        capacity: prompt.len(),
+        rows: prompt.len() + 50,
+    };
+    for spec in POLICIES.iter().chain(&ONCE).chain(&["scissorhands:capacity=16,recent=1,history=1000"]) {
+        let eviction = policy(spec);
+        let held = eviction.policy.scorer(&spans, sizes).bytes();
+        let counted = engine.prompt_bytes(&prompt, &Vanilla, &eviction);
+        assert!(held <= counted, "{spec}: {held} bytes are held and {counted} counted");
     }
 }
 
