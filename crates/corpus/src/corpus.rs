@@ -1,6 +1,5 @@
 //! The tenants' documents: stored, and searched by their chunks.
 
-use std::collections::HashSet;
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -20,11 +19,13 @@ const BATCH: usize = 256;
 
 /// The document store and the search index over its replica, which hold the same documents whenever no change is under way.
 pub struct Corpus {
-    store: Box<dyn DocumentStore>,
+    pub(crate) store: Box<dyn DocumentStore>,
     index: SearchIndex,
     /// Held while the index is brought in line with the replica. The replica alone says whether a document is there, so that a
     /// removal between the two halves of an insertion leaves no hits of a document that is gone.
     indexing: Mutex<()>,
+    /// Held while chunks are pinned and unpinned as the documents stand.
+    pub(crate) pinning: Mutex<()>,
     /// The tokenizer and chunk size that cut the documents.
     segmentation: String,
     is_synced: AtomicBool,
@@ -75,9 +76,10 @@ impl Corpus {
     }
 
     fn new(store: Box<dyn DocumentStore>, segmentation: String) -> Result<Corpus> {
-        let (indexing, is_synced) = (Mutex::default(), AtomicBool::new(store.sharing().is_none()));
-        let (index, unapplied) = (SearchIndex::new()?, Mutex::default());
-        Ok(Corpus { store, index, indexing, segmentation, is_synced, unapplied })
+        let is_synced = AtomicBool::new(store.sharing().is_none());
+        let (indexing, pinning, unapplied) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let index = SearchIndex::new()?;
+        Ok(Corpus { store, index, indexing, pinning, segmentation, is_synced, unapplied })
     }
 
     /// Indexes documents of the replica, cut and decoded by an engine.
@@ -136,7 +138,7 @@ impl Corpus {
     }
 
     /// Whether the document's chunks are those of this corpus's tokenizer and chunk size.
-    fn is_cut(&self, stored: &StoredDocument) -> bool {
+    pub(crate) fn is_cut(&self, stored: &StoredDocument) -> bool {
         stored.segmentation == self.segmentation
     }
 
@@ -180,14 +182,6 @@ impl Corpus {
         self.documents().get(namespace, id)
     }
 
-    /// Pins or unpins a document of the replica.
-    ///
-    /// # Errors
-    /// If the namespace has no such document.
-    pub fn set_pinned(&self, namespace: &str, id: &str, pinned: bool) -> Result<StoredDocument> {
-        self.store.set_pinned(namespace, id, pinned)
-    }
-
     /// Removes a document of an engine's namespace from answers and searches, and its chunks that no other document of the namespace
     /// has, from memory, disk and the object store. For a document whose removal was incomplete, deletes what is left.
     ///
@@ -201,9 +195,8 @@ impl Corpus {
             return looked_for.and(Err(Error::NotFound(id.to_owned())));
         }
         let chunks = engine.whole_document(self.documents().chunks(namespace, id)?);
-        let unpinned = self.documents().keys_unpinned_by_removal(namespace, id)?;
         // A question may have stored chunks for another method, or under other settings, than the document was ingested for.
-        let Removal { keys, withdrawn } =
+        let Removal { keys, unpinned, withdrawn } =
             match self.store.remove(namespace, id, &engine.keys_of(&chunks, true)) {
                 // The reason is that the document could not be looked for on the other machines, if that failed.
                 Err(Error::NotFound(_)) => {
@@ -212,8 +205,7 @@ impl Corpus {
                 removal => removal?,
             };
         self.unindex(namespace, id)?;
-        pin_here(engine, &unpinned, false, id);
-        engine.forget_prefixes();
+        self.pin_here(engine, namespace, id, &unpinned)?;
         let deleted = self.delete_chunks(engine, namespace, &keys).map_err(|error| {
             let is_remote = matches!(error, StoreError::NotDeleted { .. });
             incomplete(if is_remote { OBJECT_STORE } else { "the chunk store's folder" }, &error)
@@ -273,7 +265,7 @@ impl Corpus {
 
     /// Indexes what has come into the replica, takes out what has gone, and pins chunks as the other machines do. A change that fails keeps no other
     /// one from being applied, and is applied again by the next call.
-    fn apply(&self, engine: &Engine, changes: Vec<Change>) -> Result<()> {
+    pub(crate) fn apply(&self, engine: &Engine, changes: Vec<Change>) -> Result<()> {
         let (mut put, mut failed, mut outcome) = (Vec::new(), Vec::new(), Ok(()));
         let earlier = mem::take(&mut *self.unapplied());
         for change in earlier.into_iter().chain(changes) {
@@ -283,11 +275,10 @@ impl Corpus {
                     put.push(change);
                     continue;
                 }
-                ChangeKind::Pinned(pinned) => self.pin_chunks(engine, namespace, id, *pinned),
-                ChangeKind::Removed => {
-                    self.unindex(namespace, id).map(|()| pin_here(engine, unpinned, false, id))
-                }
+                ChangeKind::Pinned(_) => self.documents().chunk_keys(namespace, id),
+                ChangeKind::Removed => self.unindex(namespace, id).map(|()| unpinned.clone()),
             };
+            let applied = applied.and_then(|keys| self.pin_here(engine, namespace, id, &keys));
             if applied.is_err() {
                 failed.push(change);
                 outcome = outcome.and(applied);
@@ -321,7 +312,8 @@ impl Corpus {
             let chunks = self.documents().chunks(&namespace, &stored.id)?;
             engine.store().admit(|| keys_of(engine, &namespace, chunks));
             if stored.pinned {
-                self.pin_chunks(engine, &namespace, &stored.id, true)?;
+                let keys = self.documents().chunk_keys(&namespace, &stored.id)?;
+                self.pin_here(engine, &namespace, &stored.id, &keys)?;
             }
         }
         Ok(())
@@ -337,8 +329,8 @@ impl Corpus {
         self.unapplied.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Deletes chunks of a removed document from memory, disk and the object store. Those that a document has got meanwhile go as well, and are stored
-    /// again when they are computed next.
+    /// Deletes chunks of a removed document from memory, disk and the object store, and has the prefix cache forget the namespace's prompts. Those
+    /// that a document has got meanwhile go as well, and are stored again when they are computed next.
     fn delete_chunks(
         &self,
         engine: &Engine,
@@ -346,6 +338,8 @@ impl Corpus {
         keys: &[ChunkKey],
     ) -> refrain_store::Result<()> {
         let deleted = engine.store().delete(keys);
+        // A prompt that begins from here on finds its chunks deleted. One that began before is forgotten.
+        engine.in_namespace(namespace, None).forget_prefixes();
         let readmitted = self.documents().users(namespace, keys).map(|users| {
             for id in users {
                 // It may have been removed again.
@@ -360,43 +354,14 @@ impl Corpus {
         deleted
     }
 
-    /// Pins or unpins those of a document's chunks that the store's folder has.
-    fn pin_chunks(&self, engine: &Engine, namespace: &str, id: &str, pinned: bool) -> Result<()> {
-        pin_here(engine, &self.documents().keys_to_pin(namespace, id, pinned)?, pinned, id);
-        Ok(())
-    }
-
-    /// Pins the chunks that pinned documents have since they were cut anew, and unpins those that no pinned one has any more. `documents` are all, as
-    /// they were before.
-    fn pin_anew(&self, engine: &Engine, documents: &[(String, StoredDocument)]) -> Result<()> {
-        let pinned: Vec<_> = documents.iter().filter(|(_, stored)| stored.pinned).collect();
-        if pinned.iter().all(|(_, stored)| self.is_cut(stored)) {
-            return Ok(());
-        }
-        let (mut present, mut earlier) = (HashSet::new(), HashSet::new());
-        for (namespace, stored) in pinned {
-            present.extend(keys_of(engine, namespace, self.documents().chunks(namespace, &stored.id)?));
-            if !self.is_cut(stored) {
-                earlier.extend(self.documents().chunk_keys(namespace, &stored.id)?);
-            }
-        }
-        let dead: Vec<ChunkKey> = earlier.difference(&present).copied().collect();
-        let pinned = engine.store().pin(&present.into_iter().collect::<Vec<_>>(), true);
-        if let Err(error) = pinned.and(engine.store().pin(&dead, false)) {
-            tracing::error!(%error, "chunks of pinned documents that were cut anew cannot be pinned or unpinned");
-        }
-        Ok(())
-    }
-
     /// Deletes what is left of documents that are out of sight of all machines.
     fn finish_removals(&self, engine: &Engine) -> Result<()> {
         let unfinished = self.store.unfinished_removals()?;
         if unfinished.is_empty() {
             return Ok(());
         }
+        // This machine may have brought chunks to the object store since another deleted them there.
         let delete = |(namespace, _, keys): &(String, String, Vec<ChunkKey>)| {
-            engine.in_namespace(namespace, None).forget_prefixes();
-            // This machine may have brought chunks to the object store since another deleted them there.
             self.delete_chunks(engine, namespace, keys)
         };
         let deleted: Vec<_> = unfinished.iter().map(delete).collect();
@@ -424,15 +389,8 @@ impl Corpus {
     }
 }
 
-/// Pins or unpins those of a document's chunks that the store's folder has. The change of the document holds where that fails.
-fn pin_here(engine: &Engine, keys: &[ChunkKey], pinned: bool, id: &str) {
-    if let Err(error) = engine.store().pin(keys, pinned) {
-        tracing::error!(%error, "chunks of document {id} cannot be pinned or unpinned here");
-    }
-}
-
 /// Keys under which questions store chunks of a document.
-fn keys_of(engine: &Engine, namespace: &str, chunks: Vec<Vec<u32>>) -> Vec<ChunkKey> {
+pub(crate) fn keys_of(engine: &Engine, namespace: &str, chunks: Vec<Vec<u32>>) -> Vec<ChunkKey> {
     let engine = engine.in_namespace(namespace, None);
     engine.keys_of(&engine.whole_document(chunks), true)
 }
@@ -446,7 +404,7 @@ fn incomplete(tier: &'static str, reason: &dyn std::fmt::Display) -> Error {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::collections::BTreeSet;
     use std::path::{Path, PathBuf};
     use std::sync::mpsc::channel;
@@ -472,7 +430,7 @@ mod tests {
         }
     }
 
-    fn corpus(documents: LocalDocuments, segmentation: &str) -> Corpus {
+    pub(crate) fn corpus(documents: LocalDocuments, segmentation: &str) -> Corpus {
         Corpus::new(Box::new(documents), segmentation.to_owned()).unwrap()
     }
 
@@ -512,84 +470,13 @@ mod tests {
     }
 
     /// An engine whose store has the only chunk of a document.
-    fn with_a_chunk(folder: &Path) -> (Engine, Document) {
+    pub(crate) fn with_a_chunk(folder: &Path) -> (Engine, Document) {
         let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
         let store = Store::open(folder, 1 << 26).unwrap();
         let engine = Engine::open(&path, store, Settings::default(), |_, _| ()).unwrap();
         let document = Document { title: String::new(), text: "A stem bolt is tightened.".to_owned() };
         engine.ingest(std::slice::from_ref(&document), |_| ()).unwrap();
         (engine, document)
-    }
-
-    /// The documents differ in their titles, and have their only chunk in common.
-    #[test]
-    fn a_chunk_of_removed_documents_stays_pinned_only_as_long_as_another_pinned_one_has_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let (engine, document) = with_a_chunk(folder.path());
-        let documents = LocalDocuments::open(None, 1 << 20).unwrap();
-        let corpus = Corpus::unindexed(&engine, Box::new(documents)).unwrap();
-        let new = |title: &str| {
-            let new = NewDocument::cut(&engine, document.clone(), false).unwrap();
-            NewDocument { document: Document { title: title.to_owned(), ..document.clone() }, ..new }
-        };
-        let ids: Vec<String> = corpus
-            .put("", ["a", "b", "c", "d"].map(new).into())
-            .unwrap()
-            .into_iter()
-            .map(|stored| stored.id)
-            .collect();
-        let is_pinned = || engine.store().list(Scope::All).unwrap().chunks.iter().any(|chunk| chunk.pinned);
-        for id in &ids[..2] {
-            corpus.set_pinned("", id, true).unwrap();
-            corpus.pin_chunks(&engine, "", id, true).unwrap();
-        }
-        assert!(is_pinned());
-        corpus.remove(&engine, &ids[0]).unwrap();
-        assert!(is_pinned(), "the second document is pinned");
-        corpus.remove(&engine, &ids[1]).unwrap();
-        assert!(!is_pinned(), "the third document has the chunk, and is not pinned");
-        // Another machine removes one.
-        corpus.set_pinned("", &ids[2], true).unwrap();
-        corpus.pin_chunks(&engine, "", &ids[2], true).unwrap();
-        let unpinned = corpus.documents().keys_unpinned_by_removal("", &ids[2]).unwrap();
-        corpus.store.remove("", &ids[2], &[]).unwrap();
-        assert!(is_pinned());
-        let removed = Change { unpinned, ..Change::new("", ids[2].clone(), ChangeKind::Removed) };
-        corpus.apply(&engine, vec![removed]).unwrap();
-        assert!(!is_pinned());
-    }
-
-    /// The dead chunk of one document is a present one of the other.
-    #[test]
-    fn a_pinned_document_that_is_cut_anew_has_its_new_chunks_pinned_alone() {
-        let folder = tempfile::tempdir().unwrap();
-        let (engine, document) = with_a_chunk(folder.path());
-        let other = Document { title: String::new(), text: "A bell is loose.".to_owned() };
-        engine.ingest(std::slice::from_ref(&other), |_| ()).unwrap();
-        let open = || LocalDocuments::open(Some(folder.path()), 1 << 20).unwrap();
-        let cut = |document: &Document| NewDocument::cut(&engine, document.clone(), false).unwrap();
-        let (new, others) = (cut(&document), cut(&other));
-        let keys = || -> BTreeSet<ChunkKey> {
-            let listed = engine.store().list(Scope::All).unwrap().chunks;
-            listed.into_iter().filter(|chunk| chunk.pinned).map(|chunk| chunk.key).collect()
-        };
-        let put = |document: &Document, chunks: &NewDocument, segmentation: &str| {
-            let (corpus, keys) = (corpus(open(), segmentation), chunks.keys.clone());
-            let (chunks, chunk_texts) = (chunks.chunks.clone(), chunks.chunk_texts.clone());
-            let new = NewDocument { document: document.clone(), chunks, chunk_texts, keys };
-            let id = corpus.put("", vec![new]).unwrap().remove(0).id;
-            corpus.set_pinned("", &id, true).unwrap();
-            corpus.pin_chunks(&engine, "", &id, true).unwrap();
-        };
-        // Another segmentation had cut it into the chunk that the other document has now.
-        put(&document, &others, "earlier");
-        assert_eq!(keys(), others.keys.iter().copied().collect());
-        drop(Corpus::open(&engine, Box::new(open())).unwrap());
-        assert_eq!(keys(), new.keys.iter().copied().collect());
-        put(&other, &others, &segmentation(&engine).unwrap());
-        put(&document, &others, "earlier");
-        Corpus::open(&engine, Box::new(open())).unwrap();
-        assert_eq!(keys(), new.keys.iter().chain(&others.keys).copied().collect());
     }
 
     /// The document was put again while the object store was asked to delete its chunks.

@@ -107,7 +107,7 @@ pub struct Change {
     pub id: String,
     /// The change.
     pub kind: ChangeKind,
-    /// Keys of the chunks that nothing pins any more, where a document is removed that was pinned.
+    /// Keys of the document's chunks, where one is removed that was pinned: no other pinned document may have them.
     pub unpinned: Vec<ChunkKey>,
 }
 
@@ -135,6 +135,8 @@ pub enum ChangeKind {
 pub struct Removal {
     /// Keys of the document's chunks that no other document of the namespace has.
     pub keys: Vec<ChunkKey>,
+    /// Keys of the document's chunks, if it was pinned: no other pinned document may have them.
+    pub unpinned: Vec<ChunkKey>,
     /// Whether the document is out of sight of the other machines as well.
     pub withdrawn: Result<()>,
 }
@@ -184,8 +186,7 @@ impl DocumentStore for LocalDocuments {
     }
 
     fn remove(&self, namespace: &str, id: &str, further: &[ChunkKey]) -> Result<Removal> {
-        let keys = LocalDocuments::remove(self, namespace, id, further)?;
-        Ok(Removal { keys, withdrawn: Ok(()) })
+        LocalDocuments::remove(self, namespace, id, further)
     }
 
     fn finish_removal(&self, namespace: &str, id: &str, keys: &[ChunkKey]) -> Result<()> {

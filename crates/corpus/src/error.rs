@@ -107,6 +107,9 @@ pub enum Error {
         /// The fault.
         reason: String,
     },
+    /// Chunks that cannot be pinned or unpinned.
+    #[error("the chunks cannot be pinned or unpinned: {0}")]
+    Pins(refrain_store::StoreError),
     /// A text that cannot be tokenised.
     #[error(transparent)]
     Engine(#[from] refrain_engine::Error),

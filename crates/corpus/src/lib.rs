@@ -18,6 +18,7 @@ mod local;
 mod migration;
 mod notes;
 mod open;
+mod pins;
 mod purge;
 mod removals;
 #[cfg(feature = "remote")]

@@ -1,6 +1,8 @@
 //! The kept documents of one engine, without a server.
 
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use refrain_engine::{Document, Engine, PromptChunk};
 
@@ -18,6 +20,8 @@ use crate::tables::StoredDocument;
 pub struct Library {
     corpus: Corpus,
     engine: Engine,
+    /// When the other machines were last asked what they have changed; none before.
+    asked: Mutex<Option<Instant>>,
 }
 
 impl std::fmt::Debug for Library {
@@ -43,6 +47,10 @@ impl Found {
 }
 
 impl Library {
+    fn new(engine: &Engine, corpus: Corpus) -> Library {
+        Library { corpus, engine: engine.clone(), asked: Mutex::default() }
+    }
+
     /// Opens the documents of a folder, which should be that of the engine's store ([`Store::folder`](refrain_store::Store::folder)), so that documents and their
     /// chunks stay together, and brings them in line with those of the other machines, if the engine's store is shared. What
     /// cannot be reached is told in the log, and the documents of this machine are there without it.
@@ -62,7 +70,7 @@ impl Library {
     /// # Errors
     /// If the documents cannot be indexed.
     pub fn of(engine: &Engine, documents: Box<dyn DocumentStore>) -> Result<Library> {
-        Ok(Library { corpus: Corpus::open(engine, documents)?, engine: engine.clone() })
+        Ok(Library::new(engine, Corpus::open(engine, documents)?))
     }
 
     /// An empty library in memory.
@@ -71,7 +79,7 @@ impl Library {
     /// If the tokenizer fails.
     pub fn in_memory(engine: &Engine) -> Result<Library> {
         let corpus = Corpus::unindexed(engine, Box::new(LocalDocuments::open(None, u64::MAX)?))?;
-        Ok(Library { corpus, engine: engine.clone() })
+        Ok(Library::new(engine, corpus))
     }
 
     /// Keeps documents in a store, to be found later, and gives what is kept. One that is there stays as it is.
@@ -84,7 +92,7 @@ impl Library {
         documents: &[Document],
     ) -> Result<Vec<StoredDocument>> {
         // The index is in memory, and made by those that search.
-        let library = Library { corpus: Corpus::to_put(engine, store)?, engine: engine.clone() };
+        let library = Library::new(engine, Corpus::to_put(engine, store)?);
         let kept = library.put(documents);
         // Chunks of these documents stay, though an interrupted removal names them.
         library.corpus.finish_local_removals(engine);
@@ -97,6 +105,7 @@ impl Library {
     /// # Errors
     /// If some of it is left to be done. The next call does it.
     pub fn sync(&self) -> Result<()> {
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         self.corpus.sync(&self.engine)
     }
 
@@ -105,7 +114,19 @@ impl Library {
     /// # Errors
     /// If some of it is left to be done. The next call does it.
     pub fn pull(&self) -> Result<()> {
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         self.corpus.pull(&self.engine)
+    }
+
+    /// [`Library::pull`], unless that or a [`sync`](Library::sync) was tried within the last `age`, or the documents are not shared: for programs that
+    /// have a library open for long.
+    ///
+    /// # Errors
+    /// If some of it is left to be done. A later call does it.
+    pub fn pull_if_older(&self, age: Duration) -> Result<()> {
+        let asked = *self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_recent = asked.is_some_and(|asked| asked.elapsed() < age);
+        if is_recent || self.corpus.sharing().is_none() { Ok(()) } else { self.pull() }
     }
 
     /// Keeps documents, to be found from now on, and gives what is kept. One that is there stays as it is. Their chunks are prefilled by

@@ -311,15 +311,6 @@ impl LocalDocuments {
         })
     }
 
-    /// Keys of the chunks that change when a document is pinned or unpinned: all of its chunks, or those that no other pinned document of the
-    /// namespace has.
-    ///
-    /// # Errors
-    /// If the documents cannot be read.
-    pub fn keys_to_pin(&self, namespace: &str, id: &str, pinned: bool) -> Result<Vec<ChunkKey>> {
-        if pinned { self.chunk_keys(namespace, id) } else { self.keys_to_unpin(namespace, id) }
-    }
-
     /// Ids of the documents of the namespace that have any of these chunks.
     pub(crate) fn users(&self, namespace: &str, keys: &[ChunkKey]) -> Result<BTreeSet<String>> {
         self.database.read(|transaction| {
@@ -334,35 +325,23 @@ impl LocalDocuments {
         })
     }
 
-    /// Keys of a document's chunks that no other pinned document of the namespace has.
-    pub(crate) fn keys_to_unpin(&self, namespace: &str, id: &str) -> Result<Vec<ChunkKey>> {
+    /// Chunks, among these, that a pinned document of the namespace has.
+    pub(crate) fn pinned_keys(&self, namespace: &str, keys: &[ChunkKey]) -> Result<BTreeSet<ChunkKey>> {
         self.database.read(|transaction| {
             let metadata = transaction.open_table(METADATA)?;
             let users = transaction.open_multimap_table(CHUNK_USERS)?;
-            let mut keys = Vec::new();
-            for key in transaction.open_multimap_table(CHUNK_KEYS)?.get((namespace, id))? {
-                let key = *key?.value();
-                let mut is_pinned = false;
-                for user in users.get((namespace, &key))? {
-                    let user = user?;
-                    if user.value() != id {
-                        let other: Option<StoredDocument> = parsed(metadata.get((namespace, user.value()))?)?;
-                        is_pinned |= other.is_some_and(|other| other.pinned);
+            let mut pinned = BTreeSet::new();
+            for key in keys {
+                for user in users.get((namespace, &key.0))? {
+                    let user: Option<StoredDocument> = parsed(metadata.get((namespace, user?.value()))?)?;
+                    if user.is_some_and(|user| user.pinned) {
+                        pinned.insert(*key);
+                        break;
                     }
                 }
-                keys.extend((!is_pinned).then_some(ChunkKey(key)));
             }
-            Ok(keys)
+            Ok(pinned)
         })
-    }
-
-    /// Keys of the chunks that nothing pins any more once a document is removed: none where it is not pinned, or not there.
-    pub(crate) fn keys_unpinned_by_removal(&self, namespace: &str, id: &str) -> Result<Vec<ChunkKey>> {
-        match self.get(namespace, id) {
-            Ok(stored) if stored.pinned => self.keys_to_unpin(namespace, id),
-            Ok(_) | Err(Error::NotFound(_)) => Ok(Vec::new()),
-            Err(error) => Err(error),
-        }
     }
 
     /// Pins or unpins a document.

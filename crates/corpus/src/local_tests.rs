@@ -117,7 +117,7 @@ fn documents_are_kept_apart_by_namespace_and_over_a_restart() {
     let full = put(&store, "x", &document("", "d"), &[]).unwrap_err();
     assert!(matches!(full, Error::QuotaExceeded { stored: 6, quota: 6, new: 1 }), "{full}");
     assert_eq!(store.chunk_keys("x", &first.id).unwrap(), [1, 2, 4].map(key));
-    assert_eq!(store.remove("x", &first.id, &[key(5), key(3)]).unwrap(), [1, 4, 5].map(key));
+    assert_eq!(store.remove("x", &first.id, &[key(5), key(3)]).unwrap().keys, [1, 4, 5].map(key));
     store.finish_removal("x", &first.id, &[1, 4, 5].map(key)).unwrap();
     assert!(matches!(store.remove("x", &first.id, &[]).unwrap_err(), Error::NotFound(_)));
     put(&store, "x", &document("", "d"), &[]).unwrap();
@@ -126,15 +126,22 @@ fn documents_are_kept_apart_by_namespace_and_over_a_restart() {
 }
 
 #[test]
-fn unpinning_spares_chunks_of_other_pinned_documents() {
+fn chunks_are_pinned_while_a_pinned_document_has_them() {
     let store = LocalDocuments::open(None, 1 << 10).unwrap();
     let ids = [("a", [1, 2]), ("b", [2, 3]), ("c", [3, 4])]
         .map(|(text, keys)| put(&store, "", &document("", text), &keys).unwrap().id);
+    let pinned = || store.pinned_keys("", &[1, 2, 3, 4].map(key)).unwrap();
+    let keys = |bytes: &[u8]| -> BTreeSet<ChunkKey> { bytes.iter().copied().map(key).collect() };
     store.set_pinned("", &ids[0], true).unwrap();
     store.set_pinned("", &ids[1], true).unwrap();
-    assert_eq!(store.keys_to_unpin("", &ids[1]).unwrap(), [key(3)]);
+    assert_eq!(pinned(), keys(&[1, 2, 3]));
+    assert!(store.pinned_keys("x", &[key(1)]).unwrap().is_empty(), "another namespace");
     store.set_pinned("", &ids[1], false).unwrap();
-    assert_eq!(store.keys_to_unpin("", &ids[0]).unwrap(), [1, 2].map(key));
+    assert_eq!(pinned(), keys(&[1, 2]));
+    // A removal tells the chunks of a pinned document alone.
+    assert_eq!(store.remove("", &ids[0], &[]).unwrap().unpinned, [1, 2].map(key));
+    assert_eq!(store.remove("", &ids[2], &[]).unwrap().unpinned, []);
+    assert_eq!(pinned(), keys(&[]));
 }
 
 /// A document that could not be written takes nothing of the quota, and the store goes on once there is room again.
@@ -252,7 +259,7 @@ fn texts_are_read_only_where_they_are_asked_for() {
     assert!(listed < all / 20, "{listed} of {all} bytes");
     let changed = read_by(&|| {
         store.set_pinned("", &ids[3], true).unwrap();
-        assert_eq!(store.keys_to_unpin("", &ids[3]).unwrap().len(), 2);
+        assert_eq!(store.pinned_keys("", &[key(3), key(200)]).unwrap().len(), 2);
         store.set_pinned("", &ids[3], false).unwrap();
         store.remove("", &ids[4], &[]).unwrap();
         assert_eq!(store.chunk("", &ids[5], 0).unwrap(), [1, 2, 3]);
@@ -310,7 +317,7 @@ fn a_removed_document_leaves_no_byte_in_the_file_and_its_keys_until_they_are_del
     let id = put(&store, "x", &secret, &[1, 2]).unwrap().id;
     let kept = put(&store, "x", &other, &[2]).unwrap();
     assert!(stand_in(folder.path(), b"quokka ledger"));
-    assert_eq!(store.remove("x", &id, &[key(3)]).unwrap(), [1, 3].map(key));
+    assert_eq!(store.remove("x", &id, &[key(3)]).unwrap().keys, [1, 3].map(key));
     store.purge().unwrap();
     for trace in [b"quokka ledger".as_slice(), b"Zanzibar"] {
         assert!(!stand_in(folder.path(), trace));
@@ -322,10 +329,10 @@ fn a_removed_document_leaves_no_byte_in_the_file_and_its_keys_until_they_are_del
     assert_eq!(list(&store, "x").len(), 1);
     // A chunk that another document has got meanwhile stays.
     put(&store, "x", &document("", "third"), &[3]).unwrap();
-    assert_eq!(store.remove("x", &id, &[]).unwrap(), [key(1)]);
+    assert_eq!(store.remove("x", &id, &[]).unwrap().keys, [key(1)]);
     assert!(matches!(store.remove("y", &id, &[]).unwrap_err(), Error::NotFound(_)));
     store.finish_removal("x", &id, &[key(3)]).unwrap();
-    assert_eq!(store.remove("x", &id, &[]).unwrap(), [key(1)], "that was another");
+    assert_eq!(store.remove("x", &id, &[]).unwrap().keys, [key(1)], "that was another");
     store.finish_removal("x", &id, &[key(1), key(3)]).unwrap();
     assert!(matches!(store.remove("x", &id, &[]).unwrap_err(), Error::NotFound(_)));
 }

@@ -143,6 +143,12 @@ pub(crate) fn may_follow(note: Option<Note>) -> bool {
     !note.is_some_and(|note| note.put || note.removal)
 }
 
+/// Whether a removal by another machine holds for a document with this note.
+#[cfg(feature = "remote")]
+pub(crate) fn may_go(note: Option<Note>) -> bool {
+    may_follow(note) || note.is_some_and(|note| note.before && !note.removal)
+}
+
 /// Forgets the note of a document.
 #[cfg(feature = "remote")]
 pub(super) fn forget(transaction: &WriteTransaction, namespace: &str, id: &str) -> Transacted<()> {

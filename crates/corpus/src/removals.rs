@@ -7,6 +7,7 @@ use redb::{ReadableMultimapTable, ReadableTable, WriteTransaction};
 use refrain_store::ChunkKey;
 
 use crate::database::Transacted;
+use crate::document_store::Removal;
 use crate::error::{Error, Result};
 use crate::local::LocalDocuments;
 use crate::notes::{self, Note};
@@ -23,7 +24,7 @@ impl LocalDocuments {
     ///
     /// # Errors
     /// If the namespace has no such document.
-    pub(crate) fn remove(&self, namespace: &str, id: &str, further: &[ChunkKey]) -> Result<Vec<ChunkKey>> {
+    pub(crate) fn remove(&self, namespace: &str, id: &str, further: &[ChunkKey]) -> Result<Removal> {
         self.database.write(|transaction| {
             let is_begun = transaction.open_table(REMOVALS)?.get((namespace, id))?.is_some();
             let removed = remove_rows(transaction, namespace, id)?;
@@ -33,8 +34,9 @@ impl LocalDocuments {
             if self.takes_notes {
                 notes::note(transaction, namespace, id, Note::REMOVAL)?;
             }
-            let keys = [further, &removed.unwrap_or_default()].concat();
-            enter_removal(transaction, namespace, id, keys)
+            let RemovedRows { keys, unpinned } = removed.unwrap_or_default();
+            let keys = enter_removal(transaction, namespace, id, [further, &keys].concat())?;
+            Ok(Removal { keys, unpinned, withdrawn: Ok(()) })
         })
     }
 
@@ -47,19 +49,23 @@ impl LocalDocuments {
         })
     }
 
-    /// Removes a document that was removed on another machine, unless it was put or removed here and the object store has not been
-    /// told. Says whether it is removed.
+    /// Removes a document that was removed on another machine, unless what is noted of it here [stands against that](notes::may_go).
+    /// Gives the keys of its chunks, none unless it was pinned, if it is removed.
     #[cfg(feature = "remote")]
-    pub(crate) fn remove_withdrawn(&self, namespace: &str, id: &str, further: &[ChunkKey]) -> Result<bool> {
+    pub(crate) fn remove_withdrawn(
+        &self,
+        namespace: &str,
+        id: &str,
+        further: &[ChunkKey],
+    ) -> Result<Option<Vec<ChunkKey>>> {
         self.database.write(|transaction| {
-            if !notes::may_follow(notes::noted(transaction, namespace, id)?) {
-                return Ok(false);
+            if !notes::may_go(notes::noted(transaction, namespace, id)?) {
+                return Ok(None);
             }
             notes::forget(transaction, namespace, id)?;
-            let removed = remove_rows(transaction, namespace, id)?;
-            let keys = [further, &removed.unwrap_or_default()].concat();
-            enter_removal(transaction, namespace, id, keys)?;
-            Ok(true)
+            let RemovedRows { keys, unpinned } = remove_rows(transaction, namespace, id)?.unwrap_or_default();
+            enter_removal(transaction, namespace, id, [further, &keys].concat())?;
+            Ok(Some(unpinned))
         })
     }
 
@@ -123,12 +129,16 @@ impl LocalDocuments {
     }
 }
 
-/// Removes the rows of a document, and gives its chunk keys; none if there is no such document.
-fn remove_rows(
-    transaction: &WriteTransaction,
-    namespace: &str,
-    id: &str,
-) -> Transacted<Option<Vec<ChunkKey>>> {
+/// Keys of a removed document's chunks.
+#[derive(Default)]
+struct RemovedRows {
+    keys: Vec<ChunkKey>,
+    /// All of them if the document was pinned, else none.
+    unpinned: Vec<ChunkKey>,
+}
+
+/// Removes the rows of a document; none if there is no such document.
+fn remove_rows(transaction: &WriteTransaction, namespace: &str, id: &str) -> Transacted<Option<RemovedRows>> {
     let removed: Option<StoredDocument> = parsed(transaction.open_table(METADATA)?.remove((namespace, id))?)?;
     let Some(removed) = removed else { return Ok(None) };
     mark_unpurged(transaction)?;
@@ -144,7 +154,8 @@ fn remove_rows(
         users.remove((namespace, &key), id)?;
         keys.push(ChunkKey(key));
     }
-    Ok(Some(keys))
+    let unpinned = if removed.pinned { keys.clone() } else { Vec::new() };
+    Ok(Some(RemovedRows { keys, unpinned }))
 }
 
 /// Remembers chunk keys of a removed document beside those that are remembered. Gives all that no document of the namespace has.

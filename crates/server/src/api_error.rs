@@ -1,7 +1,7 @@
 //! Errors of requests in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}` with the status that fits.
 
 use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use refrain::corpus::Error as CorpusError;
 use refrain::engine::{DeviceFailure, Error as EngineError};
@@ -24,6 +24,9 @@ const RETRY_DEVICE: u64 = 5;
 
 /// Seconds after which a request can be sent again that the system has no thread for.
 const RETRY_THREAD: u64 = 5;
+
+/// Tells OpenAI's clients whether to repeat a request.
+pub(crate) const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// Result with [`ApiError`].
 pub(crate) type Result<T> = std::result::Result<T, ApiError>;
@@ -90,7 +93,7 @@ impl ApiError {
     }
 
     /// The server takes no more requests.
-    pub(crate) fn shutting_down() -> ApiError {
+    pub fn shutting_down() -> ApiError {
         let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down");
         ApiError { retry_after: Some(5), ..error.with_code(SHUTTING_DOWN) }
     }
@@ -152,7 +155,7 @@ impl IntoResponse for ApiError {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         if matches!(self.code, Some("timeout" | "device_failed")) {
-            response.headers_mut().insert("x-should-retry", HeaderValue::from_static("false"));
+            response.headers_mut().insert(SHOULD_RETRY, HeaderValue::from_static("false"));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
@@ -257,6 +260,11 @@ impl From<CorpusError> for ApiError {
                     retry_after: Some(RETRY_OBJECT_STORE),
                     ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
                 }
+            }
+            CorpusError::Pins(_) => {
+                tracing::error!(error = message, "chunks of a document cannot be pinned or unpinned");
+                let message = "the document's chunks cannot be pinned or unpinned: send the request again; the server's log says why";
+                ApiError::new(StatusCode::INSUFFICIENT_STORAGE, message)
             }
             CorpusError::Engine(error) => error.into(),
             error => ApiError::internal(&error),

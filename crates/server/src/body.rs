@@ -21,7 +21,7 @@ const VALUE_BYTES: usize = 72;
 
 /// Bytes in flight, of all requests and of those of each key.
 #[derive(Debug)]
-pub(crate) struct BytesInFlight {
+pub struct BytesInFlight {
     all: Counter,
     /// Most bytes of a key.
     most_of_key: usize,
@@ -36,14 +36,14 @@ struct Counter {
 }
 
 impl BytesInFlight {
-    /// No bytes yet, within the limits of a server.
-    pub(crate) fn new(options: &Options, limits: &Limits) -> BytesInFlight {
+    /// No bytes yet, within the limits of a server, or of a gateway.
+    pub fn new(options: &Options, limits: &Limits) -> BytesInFlight {
         let all = Counter { bytes: Arc::default(), most: max_in_flight(options) };
         BytesInFlight { most_of_key: limits.of_key(all.most), all, keys: Mutex::default() }
     }
 
     /// No bytes yet of a request of the key with this namespace.
-    pub(crate) fn held_by(&self, key: &str) -> HeldBytes {
+    pub fn held_by(&self, key: &str) -> HeldBytes {
         let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
         keys.retain(|_, bytes| bytes.strong_count() > 0);
         let bytes = keys.get(key).and_then(Weak::upgrade).unwrap_or_default();
@@ -51,8 +51,8 @@ impl BytesInFlight {
         HeldBytes::none(vec![self.all.clone(), Counter { bytes, most: self.most_of_key }])
     }
 
-    #[cfg(test)]
-    pub(crate) fn all(&self) -> usize {
+    /// Bytes of all requests.
+    pub fn all(&self) -> usize {
         self.all.bytes.load(Relaxed)
     }
 }
@@ -66,19 +66,6 @@ pub struct HeldBytes {
 }
 
 impl HeldBytes {
-    /// Counts so many bytes.
-    ///
-    /// # Errors
-    /// If there are too many bytes in flight.
-    pub fn new(bytes_in_flight: &Arc<AtomicUsize>, options: &Options, bytes: usize) -> Result<HeldBytes> {
-        HeldBytes::of_all(bytes_in_flight, options).beside(bytes)
-    }
-
-    /// No bytes yet, which no key counts.
-    fn of_all(bytes_in_flight: &Arc<AtomicUsize>, options: &Options) -> HeldBytes {
-        HeldBytes::none(vec![Counter { bytes: bytes_in_flight.clone(), most: max_in_flight(options) }])
-    }
-
     fn none(counters: Vec<Counter>) -> HeldBytes {
         HeldBytes { counters, bytes: 0, since: Instant::now() }
     }
@@ -97,7 +84,7 @@ impl HeldBytes {
     ///
     /// # Errors
     /// If they are more, and there are too many bytes in flight.
-    pub(crate) fn resize(&mut self, bytes: usize) -> Result<()> {
+    pub fn resize(&mut self, bytes: usize) -> Result<()> {
         let before = std::mem::replace(&mut self.bytes, bytes);
         // Modulo the numbers of bytes that there are, as the counters count: it may be below nothing.
         let added = bytes.wrapping_sub(before);
@@ -169,25 +156,11 @@ fn busy() -> ApiError {
     ApiError { retry_after: Some(1), ..error }
 }
 
-/// The bytes of a body, within the limits of `options` on bytes and time. `bytes_in_flight` counts those of all bodies that are being
-/// received.
+/// The bytes of a body, within the limits of `options` on bytes and time, counted by `held` from their arrival on.
 ///
 /// # Errors
 /// If the body is too large, breaks off or arrives too slowly, or too many bytes are arriving.
 pub async fn receive(
-    request: Request<Body>,
-    options: &Options,
-    bytes_in_flight: &Arc<AtomicUsize>,
-) -> Result<Vec<u8>> {
-    let (bytes, _) = receive_held(request, options, HeldBytes::of_all(bytes_in_flight, options)).await?;
-    Ok(bytes)
-}
-
-/// The bytes of a body as [`receive`] does, counted by `held` from their arrival on.
-///
-/// # Errors
-/// If the body is too large, breaks off or arrives too slowly, or too many bytes are arriving.
-pub(crate) async fn receive_held(
     request: Request<Body>,
     options: &Options,
     mut held: HeldBytes,

@@ -149,8 +149,8 @@ impl Compute {
                         client,
                         prefill,
                         arrived,
-                        started,
                         took: Duration::ZERO,
+                        computed: Duration::ZERO,
                         waits: self.prefills.iter().any(|earlier| Arc::ptr_eq(&earlier.prompt, &prompt)),
                         prompt,
                         bytes,
@@ -214,6 +214,7 @@ impl Compute {
         while let Some(index) = (next..self.prefills.len()).find(|index| self.is_due(*index, key)) {
             let (started, patience) = (Instant::now(), self.patience(self.prefills[index].waits, until));
             let running = &mut self.prefills[index];
+            let waited = running.prefill.waited();
             let advance = || running.prefill_span.in_scope(|| running.prefill.advance_within(patience));
             let advanced = catch_unwind(AssertUnwindSafe(advance));
             running.waits = matches!(advanced, Ok(Ok(Advance::Waiting)));
@@ -224,6 +225,7 @@ impl Compute {
             let step = started.elapsed();
             self.shares.charge_prefill(key, step, running.took);
             running.took += step;
+            running.computed += step.saturating_sub(running.prefill.waited().saturating_sub(waited));
             if !matches!(advanced, Ok(Ok(Advance::Progress)))
                 && let Some(running) = self.prefills.remove(index)
             {
@@ -241,14 +243,14 @@ impl Compute {
     /// A prefill at its end becomes a running sequence, whose first token is sent at once: the next decode step may be far off. The next prompt
     /// of its key then finds its keys and values in the prefix cache.
     fn first_token(&mut self, running: RunningPrefill) {
-        let RunningPrefill { client, prefill, arrived, started, bytes, prefill_span, .. } = running;
+        let RunningPrefill { client, prefill, arrived, computed, bytes, prefill_span, .. } = running;
         let finished = catch_unwind(AssertUnwindSafe(|| prefill.finish()));
         drop(prefill_span);
         let Ok(Some(sequence)) = finished else {
             return client.fail(&self.shared.metrics, Panicked);
         };
         self.shared.metrics.first_token(arrived.elapsed(), sequence.stats());
-        self.shared.count_prefill(started.elapsed(), sequence.stats());
+        self.shared.count_prefill(computed, sequence.stats());
         let decode_span = info_span!(parent: &client.span, "decode");
         let kv_bytes = bytes.kv;
         let running = RunningSequence { client, sequence, kv_bytes, last_token: None, decode_span };

@@ -78,12 +78,18 @@ impl Report {
 /// What a server measures of itself, as averages of its latest requests. 0 where nothing is known yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rates {
-    /// Seconds from a request's start to its first token.
+    /// Seconds for which a request is computed up to its first token.
     pub seconds: f64,
     /// Tokens of prompts computed a second.
     pub tokens_per_second: f64,
-    /// Bytes of stored chunks brought in a second.
+    /// Bytes of stored chunks brought in a second, out of memory and disk.
     pub bytes_per_second: f64,
+    /// Bytes of chunks brought in a second out of the object store. A server of an older version does not tell it.
+    #[serde(default)]
+    pub remote_bytes_per_second: f64,
+    /// Seconds until the first byte of an object of the object store. A server of an older version does not tell it.
+    #[serde(default)]
+    pub remote_latency: f64,
 }
 
 /// The chunks that a server holds, by [`short_key`].
@@ -108,7 +114,8 @@ pub struct ModelCard {
     pub name: String,
     /// Identity of weights, configuration and precision, in hexadecimal digits. Servers of different ones share no chunk.
     pub fingerprint: String,
-    /// Bytes of a token's keys and values in the cache.
+    /// Bytes of a token's keys and values in a chunk file, over all layers. A server of an older version tells those in the cache, which are
+    /// more where chunks are at rest in 8 or 4 bits.
     pub kv_bytes_per_token: usize,
     /// Version of the program.
     pub version: String,
@@ -229,6 +236,15 @@ mod tests {
         ] {
             assert_eq!(signed_tenant(&key, &forged), None, "{forged}");
         }
+    }
+
+    #[test]
+    fn rates_of_older_servers_are_read() {
+        let rates = r#"{"seconds": 0.5, "tokens_per_second": 3000.0, "bytes_per_second": 1e9}"#;
+        let rates: Rates = serde_json::from_str(rates).unwrap();
+        let wanted =
+            Rates { seconds: 0.5, tokens_per_second: 3000.0, bytes_per_second: 1e9, ..Rates::default() };
+        assert_eq!(rates, wanted);
     }
 
     fn set(keys: &[u64]) -> BTreeSet<u64> {

@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use refrain::corpus::{NewDocument, StoredDocument};
 use refrain::engine::{Document, Engine, IngestReport};
-use refrain::store::ChunkKey;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::api_error::{ApiError, Result};
@@ -103,8 +102,7 @@ impl Ingest {
                 documents.iter().filter_map(|document| chunks(document).ok()).collect()
             });
             for document in documents.iter().filter(|document| document.pinned) {
-                let keys = corpus.documents().chunk_keys(namespace, &document.id)?;
-                pin_chunks(&self.tenant, &keys, true)?;
+                corpus.settle_pins(&self.tenant.engine, &document.id)?;
             }
             Ok(Ingested { documents, report })
         };
@@ -119,19 +117,6 @@ fn admit(engine: &Engine, documents: impl FnOnce() -> Vec<Vec<Vec<u32>>>) {
         let chunks = documents().into_iter().flat_map(|chunks| engine.whole_document(chunks));
         engine.keys_of(&chunks.collect::<Vec<_>>(), true)
     });
-}
-
-/// Pins or unpins those of the chunks that are in the chunk store.
-///
-/// # Errors
-/// If the store's index cannot be written.
-pub(crate) fn pin_chunks(tenant: &Tenant, keys: &[ChunkKey], pinned: bool) -> Result<()> {
-    tenant.engine.store().pin(keys, pinned).map_err(|error| {
-        tracing::error!(%error, "chunks cannot be pinned");
-        let message = "the chunks cannot be pinned: the server's log says why";
-        ApiError::new(axum::http::StatusCode::INSUFFICIENT_STORAGE, message)
-    })?;
-    Ok(())
 }
 
 impl App {

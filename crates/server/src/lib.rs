@@ -47,7 +47,7 @@ pub use api::router;
 pub use api_error::{ApiError, SERVER_FAILURES};
 pub use api_keys::{ApiKeys, ApiKeysError};
 pub use app::App;
-pub use body::{HeldBytes, receive};
+pub use body::{BytesInFlight, HeldBytes, receive};
 pub use error::Error;
 pub use gateway::{
     ChunkPlan, HeldChunks, HeldLog, ModelCard, Rates, Report, TENANT_HEADER, short_key, sign_tenant,

@@ -63,7 +63,8 @@ const RETRY_CONNECTION: u64 = 5;
 /// Time between two looks at the files of the certificate.
 const RENEWAL: Duration = Duration::from_secs(60);
 
-/// The least time for the last events of streams, once nothing is computed any more.
+/// The least time for the last events of streams, once nothing is computed any more, and the most for what then still waits for a disk or an object
+/// store.
 const LAST_EVENTS: Duration = Duration::from_secs(5);
 
 /// A bound address.
@@ -76,6 +77,8 @@ pub struct Listener {
     refused: Counter,
     /// Time between two looks at the files of the certificate.
     pub(crate) renewal: Duration,
+    /// [`LAST_EVENTS`].
+    last_events: Duration,
 }
 
 impl Listener {
@@ -93,7 +96,14 @@ impl Listener {
                  hard limit (ulimit -Hn) is higher"
             );
         }
-        Ok(Listener { listener, tls, max_connections, refused: Counter::default(), renewal: RENEWAL })
+        Ok(Listener {
+            listener,
+            tls,
+            max_connections,
+            refused: Counter::default(),
+            renewal: RENEWAL,
+            last_events: LAST_EVENTS,
+        })
     }
 
     /// Counts requests that are refused for the number of connections.
@@ -110,7 +120,8 @@ impl Listener {
     }
 
     /// Serves until `stop` completes, then accepts no more connections and waits for running requests, for at most
-    /// [`Options::shutdown_timeout`].
+    /// [`Options::shutdown_timeout`], and some seconds for the disk and the object store. Work that still waits for these then goes on on threads
+    /// of its own, and the next start does what it leaves.
     ///
     /// [`Options::shutdown_timeout`]: crate::Options::shutdown_timeout
     pub async fn serve(self, app: App, stop: impl Future<Output = ()>) {
@@ -123,9 +134,12 @@ impl Listener {
         };
         let status = StatusCode::SERVICE_UNAVAILABLE.as_u16();
         let refused = app.state.metrics.requests.responses.get_or_create_owned(&[("status", status)]);
+        let last_events = self.last_events;
         self.counting(refused).serve_routes(router, times, stop, drain).await;
-        // An ingest that was not in the scheduler any more may have stored its documents since.
-        let _ = tokio::task::spawn_blocking(move || app.state.engine.store().flush()).await;
+        // An ingest that was not in the scheduler any more may have stored its documents since. The thread that brings documents in line ends with
+        // the last of the application.
+        let last = tokio::task::spawn_blocking(move || app.state.engine.store().flush());
+        let _ = timeout(last_events, last).await;
     }
 
     /// Serves routes until `stop` completes, then accepts no more connections, closes those that are idle, and waits for `drain`, and for the
@@ -175,12 +189,12 @@ impl Listener {
             }
         }
         drop(self.listener);
-        let until = Instant::now() + shutdown;
+        let (until, last_events) = (Instant::now() + shutdown, self.last_events);
         // Connections close before `drain` is over: a request on one of them would be refused, and a client would try it there again and again.
         let closed = tokio::spawn(graceful.shutdown());
-        drain.await;
+        let _ = timeout_at(until + last_events, drain).await;
         // Files may still be read and documents stored, and the last events of streams may not have been sent yet.
-        let until = until.max(Instant::now() + LAST_EVENTS);
+        let until = until.max(Instant::now() + last_events);
         let _ = timeout_at(until, closed).await;
     }
 
@@ -291,12 +305,16 @@ async fn serve_connection(
 #[cfg(test)]
 mod tests {
     use axum::routing::get;
+    use redb::{Builder, ConcurrencyMode};
+    use refrain::store::{Scope, Store};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpSocket;
     use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
     use tokio::sync::oneshot;
 
     use super::*;
+    use crate::options::Options;
+    use crate::testing::engine_of;
 
     #[test]
     fn connections_leave_files_to_probes_and_chunks() {
@@ -327,6 +345,29 @@ mod tests {
         client.read_to_string(&mut answer).await.unwrap();
         assert!(answer.ends_with("done"), "{answer}");
         served.await.unwrap();
+    }
+
+    /// Another process that writes to the index, or is stopped at it, does not keep the server from ending.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_disk_that_stands_still_holds_up_no_shutdown() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path(), 1 << 28).unwrap();
+        // The index is opened first: opening it waits for those who write.
+        assert!(store.list(Scope::All).unwrap().chunks.is_empty());
+        let options = Options { shutdown_timeout: Duration::ZERO, ..Options::new("tiny".to_owned()) };
+        let app = App::new(engine_of(store.clone()), options).unwrap();
+        let mut index = Builder::new();
+        let index = index.set_concurrency_mode(ConcurrencyMode::MultiWriter);
+        let index = index.create(folder.path().join("index.redb")).unwrap();
+        let other_writer = index.begin_write().unwrap();
+        // A use that is to be written.
+        store.renew(&["0".repeat(64).parse().unwrap()]);
+        let mut listener = Listener::bind(SocketAddr::from(([127, 0, 0, 1], 0)), None).await.unwrap();
+        listener.last_events = Duration::from_millis(20);
+        let served = timeout(Duration::from_secs(20), listener.serve(app, async {})).await;
+        // A thread that waits would keep the test's runtime from ending.
+        other_writer.abort().unwrap();
+        served.expect("the server waits for the disk");
     }
 
     /// A client that leaves is noticed, also where it has sent bytes behind its request.

@@ -7,7 +7,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::REQUEST_ID;
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, SHOULD_RETRY};
 use crate::options::Options;
 
 /// Names by which containers of Docker and Podman reach the machine that they run on. No page has one of its own, since `internal` is reserved.
@@ -76,6 +76,6 @@ impl Options {
         let layer = CorsLayer::new().allow_origin(allowed).allow_methods(methods);
         // OpenAI's clients send headers of their own.
         let layer = layer.allow_headers(AllowHeaders::mirror_request());
-        Some(layer.expose_headers([REQUEST_ID, header::RETRY_AFTER]))
+        Some(layer.expose_headers([REQUEST_ID, SHOULD_RETRY, header::RETRY_AFTER]))
     }
 }

@@ -261,7 +261,7 @@ impl Shared {
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Counts a job whose first token came `time` after its start.
+    /// Counts a job that was computed for `time` up to its first token.
     pub(crate) fn count_prefill(&self, time: Duration, stats: &RequestStats) {
         self.queue().averages.count(time, stats);
     }

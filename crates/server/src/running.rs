@@ -76,9 +76,10 @@ pub(crate) struct RunningPrefill {
     /// The prompt, which the other answers of a request share.
     pub(crate) prompt: Arc<Prompt>,
     pub(crate) arrived: Instant,
-    pub(crate) started: Instant,
-    /// Time that it was computed for.
+    /// Time that its steps took, without those that only waited.
     pub(crate) took: Duration,
+    /// The part of `took` in which it was computed: steps may wait a moment for a layer.
+    pub(crate) computed: Duration,
     /// Whether its last step only waited for keys and values, or it waits for another answer to its prompt.
     pub(crate) waits: bool,
     pub(crate) bytes: JobBytes,

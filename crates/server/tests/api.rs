@@ -256,8 +256,14 @@ async fn documents_are_brought_listed_searched_pinned_and_removed() {
     let path = format!("/v1/documents/{id}");
     let shown = value(ask(&router, "GET", &path, None, Value::Null).await).await;
     assert!(shown["text"].as_str().unwrap().starts_with("The rear wheel"));
-    assert_eq!(post(&router, &format!("{path}/pin"), json!({})).await["pinned"], true);
-    assert_eq!(post(&router, &format!("{path}/pin"), json!({ "pinned": false })).await["pinned"], false);
+    for (body, pinned) in [
+        (json!({}), true),
+        (json!({ "pinned": false }), false),
+        (json!({ "pinned": null }), true),
+        (json!({ "pinned": false }), false),
+    ] {
+        assert_eq!(post(&router, &format!("{path}/pin"), body).await["pinned"], pinned);
+    }
     assert_eq!(value(ask(&router, "DELETE", &path, None, Value::Null).await).await["deleted"], true);
     assert_eq!(refused(ask(&router, "GET", &path, None, Value::Null).await).await.0, 404);
     let body = chat(json!({ "documents": "search", "messages": [{ "role": "user", "content": "spokes" }] }));
@@ -332,7 +338,8 @@ async fn null_is_a_field_that_is_not_there() {
     assert_eq!(without.await, tokens(json!({ "prompt": "A bolt" })).await);
     let call = json!({ "id": null, "type": "function", "function": { "name": "f", "arguments": null } });
     let messages = json!([{ "role": "user", "content": "x" }, { "role": "assistant", "tool_calls": [call] },
-        { "role": "tool", "tool_call_id": "a", "content": "y" }]);
+        { "role": "tool", "tool_call_id": "a", "content": "y" },
+        { "role": "assistant", "content": null, "tool_calls": null }, { "role": "user", "content": "z" }]);
     post(&router, "/v1/chat/completions", json!({ "messages": messages, "max_tokens": 1 })).await;
     let body = json!({ "prompt": "A bolt", "messages": null, "max_tokens": 1 });
     post(&router, "/v1/completions", body).await;
@@ -1068,6 +1075,13 @@ async fn pages_of_origins_that_are_named_may_ask_with_headers_of_their_clients()
     let allowed = response.headers()[header::ACCESS_CONTROL_ALLOW_HEADERS].to_str().unwrap();
     assert!(allowed.contains("x-stainless-os"), "{allowed}");
     assert_eq!(response.headers()[header::ACCESS_CONTROL_ALLOW_ORIGIN], "https://app.example");
+    // Headers of a response that these clients act on.
+    let asks = Request::get("/health").header(header::ORIGIN, "https://app.example");
+    let response = router.oneshot(asks.body(Body::empty()).unwrap()).await.unwrap();
+    let exposed = response.headers()[header::ACCESS_CONTROL_EXPOSE_HEADERS].to_str().unwrap();
+    for name in ["x-request-id", "retry-after", "x-should-retry"] {
+        assert!(exposed.contains(name), "{exposed}");
+    }
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use super::objects::{Place, Unusable, place_of};
 use super::parts::Parts;
 use crate::document_store::{Change, ChangeKind, KeysOf};
 use crate::error::{Error, Result};
-use crate::notes::{Note, may_follow, now};
+use crate::notes::{Note, may_follow, may_go, now};
 
 impl SharedDocuments {
     /// Brings the replica of a document in line with its objects, unless this machine has changed it and they are not told. Gives what
@@ -22,7 +22,8 @@ impl SharedDocuments {
     ) -> Result<Option<Change>> {
         let place = place_of(namespace, id);
         let _turn = self.turn(&place);
-        if !may_follow(self.local.note_of(namespace, id)?.map(|unsent| unsent.note)) {
+        let note = self.local.note_of(namespace, id)?.map(|unsent| unsent.note);
+        if !may_go(note) {
             return Ok(None);
         }
         let parts = self.parts(&place)?;
@@ -33,6 +34,8 @@ impl SharedDocuments {
         let change = |kind| Some(Change::new(namespace, id, kind));
         let now = now().as_secs();
         match known {
+            // Its note is told first, unless another machine has removed it.
+            Some(known) if !may_follow(note) && !parts.is_removed(known.created, now) => Ok(None),
             None if parts.document => self.bring(&place, &parts),
             None => Ok(None),
             Some(known) if parts.document => {
@@ -74,10 +77,10 @@ impl SharedDocuments {
                 let Some(keys_of) = keys_of else { return Ok(change(ChangeKind::Removed)) };
                 let mut keys = self.all_keys(&place, &parts.removals)?;
                 keys.extend(keys_of(namespace, self.local.chunks(namespace, id)?)?);
-                let unpinned = self.local.keys_unpinned_by_removal(namespace, id)?;
-                let is_removed = self.local.remove_withdrawn(namespace, id, &keys)?;
-                let removed = || Change { unpinned, ..Change::new(namespace, id, ChangeKind::Removed) };
-                Ok(is_removed.then(removed))
+                let removed = self.local.remove_withdrawn(namespace, id, &keys)?;
+                let change =
+                    |unpinned| Change { unpinned, ..Change::new(namespace, id, ChangeKind::Removed) };
+                Ok(removed.map(change))
             }
         }
     }

@@ -134,17 +134,18 @@ impl DocumentStore for SharedDocuments {
     }
 
     fn remove(&self, namespace: &str, id: &str, further: &[ChunkKey]) -> Result<Removal> {
-        match self.local.remove(namespace, id, further) {
-            Ok(_) => {}
+        let unpinned = match self.local.remove(namespace, id, further) {
+            Ok(removal) => removal.unpinned,
             Err(Error::NotFound(_)) if is_id(id) && self.has_objects(&place_of(namespace, id))? => {
                 self.local.begin_removal(namespace, id, further)?;
+                Vec::new()
             }
             Err(error) => return Err(error),
-        }
+        };
         let withdrawn = self.send(&[(namespace.to_owned(), id.to_owned())]);
         // Other machines may have stored chunks under keys that are not known here.
         let keys = self.local.extend_removal(namespace, id, &[])?;
-        Ok(Removal { keys, withdrawn })
+        Ok(Removal { keys, unpinned, withdrawn })
     }
 
     fn finish_removal(&self, namespace: &str, id: &str, keys: &[ChunkKey]) -> Result<()> {

@@ -244,7 +244,7 @@ fn draw(
             let instructions = Instructions {
                 system: conversation.system,
                 tools: listed,
-                thinking: request.thinking(),
+                thinking: request.thinking()?,
                 ..around
             };
             prompts.push(engine.prompt_of_turns(chunks, &conversation.turns, &instructions)?);

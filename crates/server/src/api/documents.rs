@@ -17,7 +17,7 @@ use super::files::{self, FileFailure, Read};
 use super::upload::{AddDocumentsRequest, FileForm, Upload};
 use crate::api_error::{ApiError, ErrorResponse, Result};
 use crate::app::App;
-use crate::ingest::{Ingest, Ingested, pin_chunks};
+use crate::ingest::{Ingest, Ingested};
 use crate::job::Event;
 use crate::tenant::Tenant;
 
@@ -36,13 +36,8 @@ pub(super) struct PageQuery {
 
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct PinRequest {
-    #[serde(default = "yes")]
     #[schema(default = true)]
-    pinned: bool,
-}
-
-fn yes() -> bool {
-    true
+    pinned: Option<bool>,
 }
 
 /// A stored document.
@@ -308,10 +303,8 @@ pub(super) async fn pin(
     Json(PinRequest { pinned }, _held): Json<PinRequest>,
 ) -> Result<Response> {
     let pin = move |corpus: &Corpus, tenant: &Tenant| {
-        let (documents, namespace) = (corpus.documents(), tenant.namespace());
         corpus.get(&tenant.engine, &id)?;
-        pin_chunks(tenant, &documents.keys_to_pin(namespace, &id, pinned)?, pinned)?;
-        Ok(DocumentResponse::from(corpus.set_pinned(namespace, &id, pinned)?))
+        Ok(DocumentResponse::from(corpus.set_pinned(&tenant.engine, &id, pinned.unwrap_or(true))?))
     };
     Ok(axum::Json(app.on_documents(tenant, pin).await?).into_response())
 }

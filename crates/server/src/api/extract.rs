@@ -8,8 +8,8 @@ use serde::de::DeserializeOwned;
 
 use crate::api_error::{ApiError, Result};
 use crate::app::App;
+use crate::body;
 pub(super) use crate::body::HeldBytes;
-use crate::body::receive_held;
 use crate::tenant::Tenant;
 
 /// Most bytes of a body that is parsed on the thread that received it.
@@ -85,5 +85,5 @@ pub(super) async fn receive(
     tenant: &Tenant,
 ) -> Result<(Vec<u8>, HeldBytes)> {
     let held = app.state.bytes_in_flight.held_by(tenant.namespace());
-    receive_held(request, &app.state.options, held).await
+    body::receive(request, &app.state.options, held).await
 }

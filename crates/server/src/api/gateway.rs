@@ -55,12 +55,19 @@ fn report_of(app: &App, seen: Option<(u64, u64)>) -> Result<Report> {
     };
     let (epoch, sequence, chunks) = app.state.held.report(seen, held)?;
     let (running, waiting, averages) = app.state.scheduler.load();
-    let Averages { seconds, tokens_per_second, bytes_per_second, .. } = averages;
-    let rates = Rates { seconds, tokens_per_second, bytes_per_second };
+    let Averages { seconds, bytes_per_second, .. } = averages;
+    let link = engine.store().link_speed();
+    let rates = Rates {
+        seconds,
+        tokens_per_second: averages.tokens_per_second(),
+        bytes_per_second,
+        remote_bytes_per_second: link.bytes_per_second.unwrap_or_default(),
+        remote_latency: link.latency.unwrap_or_default(),
+    };
     let model = ModelCard {
         name: options.served_model_name.clone(),
         fingerprint: hex::encode(&engine.fingerprint()),
-        kv_bytes_per_token: engine.decoder().shape().token_bytes(engine.settings().kv),
+        kv_bytes_per_token: engine.stored_token_bytes(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         numerics: engine.numerics().to_owned(),
     };

@@ -180,7 +180,8 @@ impl ChatMessage {
     fn text(&self, index: usize) -> Result<String> {
         let wrong = |what: &str| ApiError::field(&format!("messages[{index}].content"), what.to_owned());
         match &self.content {
-            None if self.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty()) => Ok(String::new()),
+            // The assistant's answer may have been nothing, or calls alone.
+            None if self.role == "assistant" => Ok(String::new()),
             None => Err(wrong("a message has no content")),
             Some(Content::Text(text)) => Ok(text.clone()),
             Some(Content::Parts(parts)) => {

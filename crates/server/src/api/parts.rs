@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use refrain::engine::Engine;
-use refrain::model::{Delta, Detokenizer, Thinking, Tokenizer, ToolCallParser};
+use refrain::model::{Delta, Detokenizer, THOUGHT_MARKS, Thinking, Tokenizer, ToolCallParser};
 
 use super::request::ToolUse;
 use crate::job::Token;
@@ -36,6 +36,7 @@ struct CallReader {
     /// None once the answer is at its end.
     parser: Option<ToolCallParser>,
     marks: Marks,
+    thoughts: Thoughts,
     /// Whether the answer is calls alone, without thoughts. Text is then the beginning of a call that a limit cut off.
     only_calls: bool,
     /// Whether the answer may have several calls; all after the first are left out otherwise.
@@ -55,6 +56,7 @@ impl AnswerReader {
                 // Arguments of a free answer come when the call is whole, since a malformed one is text.
                 parser: Some(if tools.is_forced() { parser.incremental() } else { parser }),
                 marks: Marks::new(format.special_tokens(engine.tokenizer())),
+                thoughts: Thoughts::new(thinking),
                 only_calls: tools.is_forced() && thinking == Thinking::None,
                 parallel: tools.parallel,
                 calls: 0,
@@ -76,14 +78,19 @@ impl AnswerReader {
     pub(super) fn read(&mut self, token: &Token) -> Vec<Part> {
         let Some(reader) = &mut self.0 else { return vec![Part::Text(token.text.clone())] };
         let text = reader.marks.text(reader.engine.tokenizer(), token);
-        let deltas = reader.parser.as_mut().map(|parser| parser.push(&text)).unwrap_or_default();
-        reader.parts(deltas)
+        let (thoughts, rest) = reader.thoughts.split(text);
+        let mut parts = Vec::from_iter((!thoughts.is_empty()).then_some(Part::Text(thoughts)));
+        let deltas = reader.parser.as_mut().map(|parser| parser.push(&rest)).unwrap_or_default();
+        parts.extend(reader.parts(deltas));
+        parts
     }
 
     /// The parts that were held back until the answer's end.
     pub(super) fn finish(&mut self) -> Vec<Part> {
         let Some(reader) = &mut self.0 else { return Vec::new() };
-        let deltas = reader.parser.take().map(ToolCallParser::finish).unwrap_or_default();
+        let Some(mut parser) = reader.parser.take() else { return Vec::new() };
+        let mut deltas = parser.push(&reader.thoughts.finish());
+        deltas.extend(parser.finish());
         reader.parts(deltas)
     }
 }
@@ -107,6 +114,65 @@ impl CallReader {
             }
         }
         parts
+    }
+}
+
+/// Takes the thoughts off the beginning of an answer. A call that a model writes there is a draft, and text.
+#[derive(Debug)]
+enum Thoughts {
+    /// The beginning of an answer, as long as it may be that of thoughts.
+    Start(String),
+    /// Within thoughts, whose last bytes these are: fewer than `</think>` has.
+    Within(Vec<u8>),
+    Behind,
+}
+
+impl Thoughts {
+    fn new(thinking: Thinking) -> Thoughts {
+        match thinking {
+            Thinking::Begun => Thoughts::Within(Vec::new()),
+            Thinking::None | Thinking::Optional => Thoughts::Start(String::new()),
+        }
+    }
+
+    /// Divides the next text of the answer into that of thoughts, to the end of `</think>`, and what stands behind them.
+    fn split(&mut self, text: String) -> (String, String) {
+        let [begin, end] = THOUGHT_MARKS;
+        match self {
+            Thoughts::Start(start) => {
+                start.push_str(&text);
+                let said = start.trim_start();
+                if said.starts_with(begin) {
+                    let start = std::mem::take(start);
+                    *self = Thoughts::Within(Vec::new());
+                    return self.split(start);
+                }
+                if begin.starts_with(said) {
+                    return Default::default();
+                }
+                (String::new(), self.finish())
+            }
+            Thoughts::Within(last) => {
+                let before = last.len();
+                last.extend(text.bytes());
+                let Some(at) = last.windows(end.len()).position(|bytes| bytes == end.as_bytes()) else {
+                    last.drain(..last.len().saturating_sub(end.len() - 1));
+                    return (text, String::new());
+                };
+                let (thoughts, rest) = text.split_at(at + end.len() - before);
+                *self = Thoughts::Behind;
+                (thoughts.to_owned(), rest.to_owned())
+            }
+            Thoughts::Behind => (String::new(), text),
+        }
+    }
+
+    /// The text that was held back, which begins no thoughts.
+    fn finish(&mut self) -> String {
+        match std::mem::replace(self, Thoughts::Behind) {
+            Thoughts::Start(start) => start,
+            Thoughts::Within(_) | Thoughts::Behind => String::new(),
+        }
     }
 }
 
@@ -290,6 +356,27 @@ mod tests {
         let (required, thinks) = (json!("required"), format!("<think>\nf?\n</think>{call}"));
         let (parts, _) = read_thoughts(&engine, (&required, true), Thinking::Optional, &thinks);
         assert_eq!((text(&parts).as_str(), arguments(&parts)), ("<think>\nf?\n</think>", vec![one.clone()]));
+        // A call within thoughts is text, be it whole or broken off, and the one behind them is the answer's.
+        let named = json!({ "type": "function", "function": { "name": "f" } });
+        let draft = call.replace('1', "0");
+        for (thinking, begin) in
+            [(Thinking::Begun, ""), (Thinking::Optional, "<think>"), (Thinking::None, "\n<think>")]
+        {
+            for draft in [draft.as_str(), &draft[..draft.len() - 16]] {
+                let thoughts = format!("{begin}I could write {draft}, but a is 1.</think>");
+                for choice in [&auto, &required, &named] {
+                    let answer = format!("{thoughts}\n{call}");
+                    let (parts, has_calls) = read_thoughts(&engine, (choice, false), thinking, &answer);
+                    assert_eq!((text(&parts), has_calls), (thoughts.clone(), true), "{answer}");
+                    assert_eq!(arguments(&parts), std::slice::from_ref(&one), "{answer}");
+                }
+                let (parts, has_calls) = read_thoughts(&engine, (&auto, true), thinking, &thoughts);
+                assert_eq!((text(&parts), has_calls), (thoughts, false));
+            }
+        }
+        // Text that begins as thoughts do comes at the end.
+        let (parts, _) = read(&engine, &auto, true, " <thi");
+        assert_eq!(text(&parts), " <thi");
         let (parts, has_calls) = read(&engine, &json!("none"), true, call);
         assert_eq!((text(&parts).as_str(), has_calls), (call, false));
     }

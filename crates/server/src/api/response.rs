@@ -352,7 +352,10 @@ impl ResponseBuilder {
         let rest = state.reader.finish().into_iter();
         let mut chunks: Vec<CompletionResponse> =
             rest.map(|part| self.chunk(state, Delta::from(part), None, &[])).collect();
-        let mut last = self.chunk(state, Delta::default(), Some(state.finish_reason(&answer)), &[]);
+        // The text of an answer without calls is no null, as the first chunk has it, though it be empty.
+        let is_text = state.reader.has_tools() && !state.reader.has_calls();
+        let delta = Delta { content: is_text.then(|| Some(String::new())), ..Delta::default() };
+        let mut last = self.chunk(state, delta, Some(state.finish_reason(&answer)), &[]);
         last.refrain = Some(self.details(answer));
         chunks.push(last);
         chunks

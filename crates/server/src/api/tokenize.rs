@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 
 use super::extract::Json;
 use super::messages::{ChatMessage, Conversation};
-use super::request::{ChatTemplateKwargs, ToolDefinition, ToolUse, null_is_default, text_ids};
+use super::request::{ChatTemplateKwargs, ToolDefinition, ToolUse, check_model, null_is_default, text_ids};
 use crate::api_error::{ApiError, ErrorResponse, Result};
 use crate::app::App;
 use crate::tenant::Tenant;
@@ -17,6 +17,8 @@ use crate::tenant::Tenant;
 /// A text to take apart into tokens, or a conversation, which the model's chat template writes first.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct TokenizeRequest {
+    /// The model's name as in `/v1/models`.
+    model: Option<String>,
     /// The text, in which special tokens are recognised as in the prompt of a completion.
     #[serde(default)]
     prompt: Option<String>,
@@ -51,6 +53,8 @@ pub(super) struct TokenizeResponse {
 /// Tokens to put together.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct DetokenizeRequest {
+    /// The model's name as in `/v1/models`.
+    model: Option<String>,
     tokens: Vec<u32>,
 }
 
@@ -74,6 +78,7 @@ pub(super) async fn tokenize(
     tenant: Tenant,
     Json(request, held): Json<TokenizeRequest>,
 ) -> Result<Response> {
+    check_model(request.model.as_deref(), &app.state.options.served_model_name)?;
     let (namespace, scheduler) = (tenant.namespace().to_owned(), app.state.scheduler.clone());
     let deadline = app.deadline(held.since());
     let work = move || {
@@ -92,7 +97,9 @@ pub(super) async fn tokenize(
                 scheduler.check_text(bytes)?;
                 let Conversation { system, turns } = conversation;
                 let tools = tools.map(|tools| tools.tools).unwrap_or_default();
-                let thinking = request.chat_template_kwargs.unwrap_or_default().enable_thinking;
+                let variables = request.chat_template_kwargs.as_ref();
+                let thinking = variables.map(ChatTemplateKwargs::thinking).transpose()?.flatten();
+                let thinking = thinking.unwrap_or(false);
                 let around = Instructions { system, tools, thinking, ..Instructions::default() };
                 engine.prompt_of_turns(Vec::new(), &turns, &around)?.ids()
             }
@@ -121,6 +128,7 @@ pub(super) async fn detokenize(
     tenant: Tenant,
     Json(request, held): Json<DetokenizeRequest>,
 ) -> Result<Response> {
+    check_model(request.model.as_deref(), &app.state.options.served_model_name)?;
     app.state.scheduler.check_tokens(request.tokens.len())?;
     let (namespace, deadline) = (tenant.namespace().to_owned(), app.deadline(held.since()));
     let work = move || {

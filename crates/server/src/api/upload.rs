@@ -16,13 +16,15 @@ use utoipa::ToSchema;
 
 use super::extract::{HeldBytes, Json, has_type, receive};
 use super::files::{File, Given};
-use super::request::{fusion_method, null_is_default};
+use super::request::{check_model, fusion_method, null_is_default};
 use crate::api_error::{ApiError, Result};
 use crate::app::App;
 
 /// One document (`text`, `title`), one file (`file`), or several of both (`documents`).
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct AddDocumentsRequest {
+    /// Name of the model that the documents are prefilled for, as in `/v1/models`.
+    model: Option<String>,
     /// Title of the document. It replaces the title in a file that holds one document.
     #[serde(default, deserialize_with = "null_is_default")]
     title: String,
@@ -87,6 +89,7 @@ impl FromRequest<App> for Upload {
     async fn from_request(request: Request<Body>, app: &App) -> Result<Upload> {
         if !has_type(request.headers(), "multipart/form-data") {
             let Json(request, held) = Json::<AddDocumentsRequest>::from_request(request, app).await?;
+            check_model(request.model.as_deref(), &app.state.options.served_model_name)?;
             return request.into_upload(held);
         }
         // A browser lets pages of other origins send forms without a preflight; a gateway has checked it.
@@ -107,7 +110,7 @@ impl FromRequest<App> for Upload {
 
 impl AddDocumentsRequest {
     fn into_upload(self, held: HeldBytes) -> Result<Upload> {
-        let AddDocumentsRequest { title, text, file, documents, stream, method } = self;
+        let AddDocumentsRequest { title, text, file, documents, stream, method, .. } = self;
         let given = match (text, file, documents) {
             (None, None, Some(documents)) => {
                 let given = |(index, document): (usize, TextOrFile)| {

@@ -155,6 +155,7 @@ fn a_prompt_that_waits_keeps_its_place_and_takes_no_time() {
     turns_until(&mut compute, |compute| !compute.sequences.is_empty());
     assert_eq!((answers.each_mut().map(tokens), tokens(&mut another)), ([0, 0], 1));
     assert!(compute.prefills[0].waits && compute.prefills[0].took == took);
+    assert!(compute.prefills[0].computed <= took);
     assert_eq!(compute.prefills[1].took, Duration::ZERO);
     // A disk that has the chunk lets both answers go, the second from the prefix cache.
     other_writer.abort().unwrap();
@@ -183,4 +184,21 @@ fn a_first_token_is_sent_in_the_turn_that_chooses_it() {
         assert_eq!(tokens(events), 1);
         assert_eq!(compute.sequences[index].sequence.stats().prefix_tokens > 0, index > 0, "{index}");
     }
+}
+
+/// Prompts that are admitted together are computed one after the other, and none has the time of those before it.
+#[test]
+fn a_prompt_takes_the_time_for_which_it_was_computed() {
+    let (engine, (shared, mut compute)) = (tiny_engine(), compute());
+    let mut events: Vec<_> =
+        (0..2).map(|_| push(&shared, &engine, Job::Generate(Box::new(question(&engine))))).collect();
+    compute.admit();
+    assert_eq!(compute.prefills.len(), 2);
+    compute.prefills[0].computed = Duration::from_secs(1000);
+    turns_until(&mut compute, |_| tokens(&mut events[0]) > 0);
+    let first = shared.load().2;
+    assert!(first.seconds >= 1000.0 && first.tokens_per_second() < 1.0, "{first:?}");
+    turns_until(&mut compute, |_| tokens(&mut events[1]) > 0);
+    let both = shared.load().2;
+    assert!((800.0..820.0).contains(&both.seconds), "{both:?}");
 }

@@ -308,6 +308,22 @@ async fn texts_are_taken_apart_into_tokens_and_put_together() {
         let (status, error) = refused(ask(&router, "POST", path, None, body.clone()).await).await;
         assert_eq!(status, 400, "{path} {body} {error}");
     }
+    // A gateway before several models chooses by the name, which a server of another model refuses.
+    for (path, body) in [
+        ("/tokenize", json!({ "prompt": "a" })),
+        ("/detokenize", json!({ "tokens": [5] })),
+        ("/v1/documents", json!({ "text": "A bolt." })),
+    ] {
+        for (model, wanted) in [(json!(MODEL), 200), (Value::Null, 200), (json!("other"), 404)] {
+            let mut body = body.clone();
+            body["model"] = model;
+            let response = ask(&router, "POST", path, None, body.clone()).await;
+            assert_eq!(response.status(), wanted, "{path} {body}");
+            if wanted == 404 {
+                assert_eq!(refused(response).await.1["code"], "model_not_found");
+            }
+        }
+    }
     let (_, error) = refused(ask(&router, "POST", "/v1/embeddings", None, json!({})).await).await;
     assert!(error["message"].as_str().unwrap().contains("embeddings"), "{error}");
 }

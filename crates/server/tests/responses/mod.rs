@@ -167,7 +167,7 @@ async fn what_a_response_does_not_take_is_refused_by_name() {
         (json!({ "previous_response_id": "resp_1" }), "previous_response_id"),
         (json!({ "conversation": "conv_1" }), "conversation"),
         (json!({ "background": true }), "background"),
-        (json!({ "reasoning": { "effort": "high" } }), "reasoning"),
+        (json!({ "reasoning": { "effort": "high", "summary": "auto" } }), "reasoning"),
         (json!({ "include": ["file_search_call.results"] }), "include"),
         (json!({ "truncation": "auto" }), "truncation"),
         (json!({ "top_logprobs": 2 }), "top_logprobs"),
@@ -193,7 +193,8 @@ async fn what_a_response_does_not_take_is_refused_by_name() {
         let (status, error) = refused(ask(&router, "POST", PATH, None, asked(more.clone())).await).await;
         assert_eq!((status / 100, &error["param"]), (4, &json!(param)), "{more} {error}");
     }
-    let harmless = json!({ "store": true, "previous_response_id": null, "include": [], "truncation": "disabled", "user": "x" });
+    let harmless = json!({ "store": true, "previous_response_id": null, "include": [], "truncation": "disabled", "user": "x",
+        "reasoning": { "effort": "high", "summary": null } });
     post(&router, PATH, asked(harmless)).await;
 }
 

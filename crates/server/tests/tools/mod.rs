@@ -170,13 +170,18 @@ async fn several_calls_are_one_answer_and_a_limit_cuts_calls_off() {
         }
         assert!(most[0] == 1 && most[1] > 1, "{most:?} calls");
         for max_tokens in [3, 40] {
-            let body = asked(json!({ "tool_choice": "required", "max_tokens": max_tokens }));
-            let choice = post(&router, PATH, body).await["choices"][0].clone();
+            let mut body = asked(json!({ "tool_choice": "required", "max_tokens": max_tokens }));
+            let choice = post(&router, PATH, body.clone()).await["choices"][0].clone();
             assert_eq!(
                 (&choice["finish_reason"], &choice["message"]["content"].as_str().unwrap_or_default()),
                 (&json!("length"), &""),
                 "{choice}"
             );
+            // A stream's last word on the text is that of the whole answer: null beside calls alone.
+            body["stream"] = json!(true);
+            let events = events(ask(&router, "POST", PATH, None, body).await).await;
+            let delta = |event: &Value| event["choices"][0]["delta"].get("content").cloned();
+            assert_eq!(events.iter().rev().find_map(delta), Some(choice["message"]["content"].clone()));
         }
     }
 }
@@ -325,5 +330,15 @@ async fn a_model_thinks_where_the_request_asks_for_it() {
         let body = chat(json!({ "chat_template_kwargs": { "enable_thinking": thinking }, "max_tokens": 1 }));
         post(&router, PATH, body).await["usage"]["prompt_tokens"].as_u64().unwrap()
     };
-    assert!(tokens(false).await > tokens(true).await);
+    let (plain, thinking) = (tokens(false).await, tokens(true).await);
+    assert!(plain > thinking);
+    for (effort, wanted) in [("none", plain), ("high", thinking)] {
+        let body = chat(json!({ "reasoning_effort": effort, "max_tokens": 1 }));
+        assert_eq!(post(&router, PATH, body).await["usage"]["prompt_tokens"], wanted);
+    }
+    let respond = async |effort: &str| {
+        let body = json!({ "input": "Why?", "max_output_tokens": 1, "reasoning": { "effort": effort } });
+        post(&router, "/v1/responses", body).await["usage"]["input_tokens"].as_u64().unwrap()
+    };
+    assert_eq!(respond("minimal").await - respond("low").await, plain - thinking);
 }

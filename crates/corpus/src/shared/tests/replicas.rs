@@ -1,11 +1,14 @@
 //! Several machines with the same documents.
 
 use std::thread;
+use std::time::Duration;
 
 use super::{Bucket, Folder, Machine, Memory, contents};
 use crate::conformance::{key, list, new_document, put, remove, remove_all, sync};
+use crate::corpus::tests::with_a_chunk;
 use crate::document_store::{Change, ChangeKind, DocumentStore};
 use crate::error::Error;
+use crate::library::Library;
 use crate::notes::SharingState;
 
 fn change(id: &str, kind: ChangeKind) -> Change {
@@ -321,4 +324,24 @@ fn a_document_that_was_stored_again_is_known_as_the_new_one() {
         assert!(e_tag(&one).is_some());
         assert_eq!(e_tag(&two), e_tag(&one));
     }
+}
+
+/// Documents come and go on another machine while a library is open.
+#[test]
+fn a_library_takes_up_changes_that_are_older_than_it_is_told() {
+    let memory = Memory::new();
+    let (one, two) = (memory.machine(), memory.machine());
+    let folder = tempfile::tempdir().unwrap();
+    let (engine, _) = with_a_chunk(folder.path());
+    let library = Library::of(&engine, Box::new(one.documents)).unwrap();
+    library.sync().unwrap();
+    let id = put(&two.documents, "", "A bell is loose.", &[1]).unwrap().id;
+    let pulled = |age: Duration| {
+        library.pull_if_older(age).unwrap();
+        library.search("bell", 5, false).unwrap().sources.len()
+    };
+    let hour = Duration::from_secs(3600);
+    assert_eq!((pulled(hour), pulled(Duration::ZERO)), (0, 1));
+    remove_all(&two.documents, "", &id);
+    assert_eq!((pulled(hour), pulled(Duration::ZERO)), (1, 0));
 }

@@ -1,5 +1,7 @@
 //! The form that a request wants its answer to have.
 
+use std::collections::BTreeMap;
+
 use refrain::engine::StructuredOutput;
 use serde::Deserialize;
 use serde_json::Value;
@@ -92,7 +94,6 @@ impl NamedSchema {
 
 /// The form that the answer is held to, as vLLM takes it: one of these.
 #[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub(crate) struct StructuredOutputs {
     /// A JSON schema, as an object or as its text.
     #[serde(default)]
@@ -110,13 +111,22 @@ pub(crate) struct StructuredOutputs {
     /// A grammar in llguidance's dialect of Lark.
     #[serde(default)]
     grammar: Option<String>,
+    /// Unknown fields, which are refused unless their value asks for nothing: vLLM's clients may write every field of its class.
+    #[serde(flatten)]
+    #[schema(ignore)]
+    unknown: BTreeMap<String, Value>,
 }
 
 impl StructuredOutputs {
     /// # Errors
-    /// If several are given, or a schema is no JSON.
+    /// If several are given, a schema is no JSON, or a field is not known.
     pub(super) fn output(&self) -> Result<Option<StructuredOutput>> {
         let wrong = |message: String| ApiError::field("structured_outputs", message);
+        let is_given = |value: &Value| !matches!(value, Value::Null | Value::Bool(false));
+        if let Some((name, _)) = self.unknown.iter().find(|(_, value)| is_given(value)) {
+            let known = "json, json_object, regex, choice, grammar";
+            return Err(wrong(format!("structured_outputs.{name} is not supported: {known}")));
+        }
         let schema = match &self.json {
             Some(Value::String(text)) => Some(
                 serde_json::from_str(text)

@@ -83,7 +83,7 @@ pub(crate) struct CompletionRequest {
     top_k: Option<i64>,
     #[schema(minimum = 0, maximum = 1, default = 0)]
     min_p: Option<f32>,
-    #[schema(exclusive_minimum = 0, maximum = 100, default = 1)]
+    #[schema(minimum = 0.01, maximum = 100, default = 1)]
     repetition_penalty: Option<f32>,
     /// Lowers the logit of a token by this for each time that it stands in the answer.
     #[schema(minimum = -2, maximum = 2, default = 0)]
@@ -111,12 +111,16 @@ pub(crate) struct CompletionRequest {
     pub(super) parallel_tool_calls: Option<bool>,
     /// Variables of the chat template. In a chat.
     pub(super) chat_template_kwargs: Option<ChatTemplateKwargs>,
+    /// Whether a model that can do both thinks before it answers: with `none` and `minimal` it does not, with all other texts it does.
+    /// `chat_template_kwargs` goes before it. In a chat.
+    pub(super) reasoning_effort: Option<String>,
     /// The form that the answer is held to. With tools, an answer that calls none.
     pub(super) response_format: Option<ResponseFormat>,
     /// The form that the answer is held to, as vLLM takes it.
     structured_outputs: Option<StructuredOutputs>,
-    /// With a seed a request has one answer, however often it is sent and whatever else is computed. Without one, or with -1, a
-    /// random one is drawn where `temperature` is above 0, and the answer's `refrain.seed` tells it.
+    /// With a seed a request has one answer, whatever else is computed, as long as it finds the same in the prefix cache: what is taken over
+    /// from there may round otherwise, and a further turn that finds nothing has its documents repaired for its own question. Without a
+    /// seed, or with -1, a random one is drawn where `temperature` is above 0, and the answer's `refrain.seed` tells it.
     pub(super) seed: Option<i64>,
     stop: Option<OneOrMany>,
     /// In a chat, whether to give the log probabilities of tokens; in a completion, of how many alternatives.
@@ -165,12 +169,32 @@ pub(crate) struct CompletionRequest {
 }
 
 /// Variables of the model's chat template.
-#[derive(Clone, Copy, Debug, Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct ChatTemplateKwargs {
     /// Whether a model that can do both thinks before it answers. Its thoughts are text of the answer.
-    #[serde(default, deserialize_with = "null_is_default")]
-    pub(crate) enable_thinking: bool,
+    #[serde(default)]
+    #[schema(default = false)]
+    enable_thinking: Option<bool>,
+    /// Other variables, which are refused unless they are null.
+    #[serde(flatten)]
+    #[schema(ignore)]
+    unknown: BTreeMap<String, Value>,
+}
+
+impl ChatTemplateKwargs {
+    /// Whether the model is to think, if that is said.
+    ///
+    /// # Errors
+    /// If another variable has a value.
+    pub(super) fn thinking(&self) -> Result<Option<bool>> {
+        match self.unknown.iter().find(|(_, value)| !value.is_null()) {
+            None => Ok(self.enable_thinking),
+            Some((name, _)) => {
+                let message = format!("chat_template_kwargs.{name} is not supported: enable_thinking is");
+                Err(ApiError::field("chat_template_kwargs", message))
+            }
+        }
+    }
 }
 
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -185,6 +209,18 @@ struct StreamOptions {
 enum OneOrMany {
     One(String),
     Many(Vec<String>),
+}
+
+/// Refuses a request that names another model than the one that is `served`.
+pub(crate) fn check_model(named: Option<&str>, served: &str) -> Result<()> {
+    match named {
+        Some(name) if name != served => Err(ApiError {
+            code: Some("model_not_found"),
+            param: Some("model".to_owned()),
+            ..ApiError::not_found("model", name)
+        }),
+        _ => Ok(()),
+    }
 }
 
 impl CompletionRequest {
@@ -207,14 +243,8 @@ impl CompletionRequest {
             return Err(ApiError::field("n", format!("n is 1 to {MAX_ANSWERS}")));
         }
         self.refrain.check()?;
-        match &self.model {
-            Some(name) if name != model => Err(ApiError {
-                code: Some("model_not_found"),
-                param: Some("model".to_owned()),
-                ..ApiError::not_found("model", name)
-            }),
-            _ => Ok(()),
-        }
+        self.thinking()?;
+        check_model(self.model.as_deref(), model)
     }
 
     /// Fields that are not supported, with their values here and the values that ask for nothing.
@@ -278,8 +308,13 @@ impl CompletionRequest {
     }
 
     /// Whether the model thinks before it answers.
-    pub(crate) fn thinking(&self) -> bool {
-        self.chat_template_kwargs.unwrap_or_default().enable_thinking
+    ///
+    /// # Errors
+    /// If a variable of the chat template is not supported.
+    pub(crate) fn thinking(&self) -> Result<bool> {
+        let asked = self.chat_template_kwargs.as_ref().map(ChatTemplateKwargs::thinking).transpose()?;
+        let by_effort = |effort: &String| !matches!(effort.as_str(), "none" | "minimal");
+        Ok(asked.flatten().or(self.reasoning_effort.as_ref().map(by_effort)).unwrap_or(false))
     }
 
     /// The texts to continue.
@@ -373,13 +408,19 @@ mod tests {
             (r#"{"chat_template_kwargs": null}"#, false),
             (r#"{"chat_template_kwargs": {}}"#, false),
             (r#"{"chat_template_kwargs": {"enable_thinking": false}}"#, false),
-            (r#"{"chat_template_kwargs": {"enable_thinking": true}}"#, true),
+            (r#"{"chat_template_kwargs": {"enable_thinking": true, "thinking": null}}"#, true),
+            (r#"{"reasoning_effort": "none"}"#, false),
+            (r#"{"reasoning_effort": "minimal"}"#, false),
+            (r#"{"reasoning_effort": null}"#, false),
+            (r#"{"reasoning_effort": "low"}"#, true),
+            (r#"{"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": false}}"#, false),
+            (r#"{"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": true}}"#, true),
         ] {
-            assert_eq!(request(json).thinking(), thinking, "{json}");
+            assert_eq!(request(json).thinking().unwrap(), thinking, "{json}");
         }
-        let wrong = r#"{"chat_template_kwargs": {"thinking": true}}"#;
-        let error = serde_json::from_str::<CompletionRequest>(wrong).unwrap_err().to_string();
-        assert!(error.contains("unknown field `thinking`, expected `enable_thinking`"), "{error}");
+        let error = request(r#"{"chat_template_kwargs": {"thinking": true}}"#).check("m").unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("chat_template_kwargs"));
+        assert!(error.message.contains("thinking is not supported: enable_thinking is"), "{}", error.message);
     }
 
     #[test]

@@ -87,6 +87,9 @@ impl CompletionRequest {
     fn logprobs(&self) -> Result<Option<usize>> {
         let wrong = |name: &str| ApiError::field(name, format!("{name} is at most {MAX_TOP_LOGPROBS}"));
         match &self.logprobs {
+            None | Some(Value::Null | Value::Bool(false)) if self.top_logprobs.is_some_and(|top| top > 0) => {
+                Err(ApiError::field("top_logprobs", "top_logprobs needs \"logprobs\": true"))
+            }
             None | Some(Value::Null | Value::Bool(false)) => Ok(None),
             Some(Value::Bool(true)) => {
                 let top = self.top_logprobs.unwrap_or(0);
@@ -142,6 +145,8 @@ mod tests {
             (r#"{"max_completion_tokens": 0, "max_tokens": 5}"#, "max_completion_tokens"),
             (r#"{"logprobs": true, "top_logprobs": 21}"#, "top_logprobs"),
             (r#"{"logprobs": "yes"}"#, "logprobs"),
+            (r#"{"top_logprobs": 5}"#, "top_logprobs"),
+            (r#"{"logprobs": false, "top_logprobs": 1}"#, "top_logprobs"),
             (r#"{"presence_penalty": 2.5}"#, "presence_penalty"),
             (r#"{"frequency_penalty": -3}"#, "frequency_penalty"),
             (r#"{"logit_bias": {"x": 1}}"#, "logit_bias"),
@@ -153,6 +158,8 @@ mod tests {
             request(r#"{"logprobs": true, "top_logprobs": 3}"#).sampling(9, || 7).unwrap().logprobs,
             Some(3)
         );
+        let logprobs = |json| request(json).sampling(9, || 7).unwrap().logprobs;
+        assert_eq!((logprobs(r#"{"top_logprobs": 0}"#), logprobs(r#"{"top_logprobs": null}"#)), (None, None));
         let top_p = |json| request(json).sampling(9, || 7).unwrap().top_p;
         assert_eq!((top_p(r#"{"top_p": 0}"#), top_p(r#"{"top_p": 0.5}"#)), (f32::MIN_POSITIVE, 0.5));
         for (json, most) in [
@@ -216,12 +223,20 @@ mod tests {
                 Some(StructuredOutput::Choice(vec!["a".into(), "b".into()])),
             ),
             (json!({"structured_outputs": {"regex": "a+"}}), Some(StructuredOutput::Regex("a+".into()))),
+            // All fields of vLLM's class.
+            (
+                json!({"structured_outputs": {"json": null, "regex": "a+", "choice": null, "grammar": null,
+                    "json_object": null, "disable_fallback": false, "whitespace_pattern": null, "structural_tag": null}}),
+                Some(StructuredOutput::Regex("a+".into())),
+            ),
         ] {
             assert_eq!(output(given.clone()).unwrap(), expected, "{given}");
         }
         for given in [
             json!({"structured_outputs": {"regex": "a", "choice": ["b"]}}),
             json!({"structured_outputs": {"json": "{"}}),
+            json!({"structured_outputs": {"regex": "a", "disable_fallback": true}}),
+            json!({"structured_outputs": {"structural_tag": "x"}}),
             json!({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}),
         ] {
             assert_eq!(output(given).unwrap_err().param.as_deref(), Some("structured_outputs"));

@@ -1,5 +1,7 @@
 //! Requests of `/v1/responses`, as requests of a chat.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
@@ -32,6 +34,7 @@ pub(in crate::api) struct ResponsesRequest {
     #[schema(default = true)]
     pub(super) parallel_tool_calls: Option<bool>,
     pub(super) text: Option<TextOptions>,
+    reasoning: Option<ReasoningOptions>,
     /// Most tokens of the answer; by default, and where it is -1, what the context and the server's memory leave.
     #[schema(minimum = -1)]
     pub(super) max_output_tokens: Option<i64>,
@@ -66,8 +69,6 @@ pub(in crate::api) struct ResponsesRequest {
     #[schema(ignore)]
     prompt: Option<Value>,
     #[schema(ignore)]
-    reasoning: Option<Value>,
-    #[schema(ignore)]
     top_logprobs: Option<Value>,
     #[schema(ignore)]
     truncation: Option<Value>,
@@ -92,6 +93,18 @@ pub(super) struct FunctionTool {
     /// Has no effect. Where the answer must call a function, the arguments are always of their schema.
     #[serde(default)]
     strict: Option<bool>,
+}
+
+/// How much a model thinks before it answers.
+#[derive(Debug, Deserialize, ToSchema)]
+struct ReasoningOptions {
+    /// Turns thinking on or off, with the values of a chat's `reasoning_effort`.
+    #[serde(default)]
+    effort: Option<String>,
+    /// Further options, which are refused unless they are null.
+    #[serde(flatten)]
+    #[schema(ignore)]
+    unknown: BTreeMap<String, Value>,
 }
 
 /// What the text of a response looks like.
@@ -149,6 +162,7 @@ impl ResponsesRequest {
         request.temperature = self.temperature;
         request.top_p = self.top_p;
         request.seed = self.seed;
+        request.reasoning_effort = self.reasoning.as_mut().and_then(|reasoning| reasoning.effort.take());
         request.response_format = self.text.as_ref().map(|text| text.format.response_format());
         request.tools = self.tools.as_ref().map(|tools| tools.iter().map(FunctionTool::definition).collect());
         request.tool_choice = self.tool_choice.as_ref().map(tool_choice);
@@ -165,24 +179,29 @@ impl ResponsesRequest {
 
     /// Refuses fields that are not supported, unless their value asks for nothing.
     fn check(&self) -> Result<()> {
-        let unsupported: [(&str, &Option<Value>, &[&str]); 8] = [
+        let unsupported: [(&str, &Option<Value>, &[&str]); 7] = [
             ("background", &self.background, &["false"]),
             ("conversation", &self.conversation, &[]),
             // An answer without reasoning has none to include.
             ("include", &self.include, &["[]", r#"["reasoning.encrypted_content"]"#]),
             ("previous_response_id", &self.previous_response_id, &[]),
             ("prompt", &self.prompt, &[]),
-            ("reasoning", &self.reasoning, &["{}", r#"{"effort":"none"}"#]),
             ("top_logprobs", &self.top_logprobs, &["0"]),
             ("truncation", &self.truncation, &[r#""disabled""#]),
         ];
+        let refused = |field: &str, name: &str| {
+            Err(ApiError::field(field, format!("{name} is not supported")).with_code("unsupported_parameter"))
+        };
         for (name, value, harmless) in unsupported {
             let given = value.clone().map(without_nulls).filter(|value| !value.is_null());
             let given = given.as_ref().map(Value::to_string);
             if given.is_some_and(|given| !harmless.contains(&given.as_str())) {
-                let error = ApiError::field(name, format!("{name} is not supported"));
-                return Err(ApiError { code: Some("unsupported_parameter"), ..error });
+                return refused(name, name);
             }
+        }
+        let mut unknown = self.reasoning.iter().flat_map(|reasoning| &reasoning.unknown);
+        if let Some((name, _)) = unknown.find(|(_, value)| !value.is_null()) {
+            return refused("reasoning", &format!("reasoning.{name}"));
         }
         check_metadata(self.metadata.as_ref())
     }
