@@ -247,7 +247,8 @@ class Engine:
         documents that are not in the object store yet; both are told as warnings of Python, too.
         """
     def flush(self, timeout: float | None = None) -> None:
-        """Waits until all chunks and documents that were ingested are in the object store of `remote`. Without one, there is nothing to wait for.
+        """Waits until all chunks and documents that were ingested are in the object store of `remote`, and takes up what other machines have changed.
+        Without one, there is nothing to wait for.
 
         timeout: most seconds; None waits as long as the object store takes something.
         Raises TimeoutError once the time is over, and RefrainError if the object store does not answer, or refuses. What is not uploaded then is

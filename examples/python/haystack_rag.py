@@ -78,7 +78,8 @@ def main() -> None:
     answer = pipeline(engine, max_tokens=args.max_tokens).run(asked)["generator"]
     stats = answer["meta"][0]
     print(answer["replies"][0])
-    print(f"{stats['cached_tokens']} of {stats['prompt_tokens']} tokens reused, first token after {stats['ttft']:.2f} s")
+    reused = stats["cached_tokens"] - stats["prefilled_tokens"]
+    print(f"{reused} of {stats['prompt_tokens']} tokens reused, first token after {stats['ttft']:.2f} s")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def cost(answer: refrain.Answer) -> dict[str, Any]:
         "input_tokens": stats["prompt_tokens"],
         "output_tokens": stats["answer_tokens"],
         "total_tokens": stats["prompt_tokens"] + stats["answer_tokens"],
-        "input_token_details": {"cache_read": stats["cached_tokens"]},
+        "input_token_details": {"cache_read": stats["cached_tokens"] - stats["prefilled_tokens"]},
     }
     return {"response_metadata": stats, "usage_metadata": usage}
 
@@ -154,7 +154,8 @@ def main() -> None:
     answer = chain(engine, max_tokens=args.max_tokens).invoke(args.question)
     stats = answer.response_metadata
     print(answer.text)
-    print(f"{stats['cached_tokens']} of {stats['prompt_tokens']} tokens reused, first token after {stats['ttft']:.2f} s")
+    reused = stats["cached_tokens"] - stats["prefilled_tokens"]
+    print(f"{reused} of {stats['prompt_tokens']} tokens reused, first token after {stats['ttft']:.2f} s")
 
 
 if __name__ == "__main__":

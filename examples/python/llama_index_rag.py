@@ -82,7 +82,8 @@ def main() -> None:
     answer = query_engine(engine, max_tokens=args.max_tokens).query(args.question)
     stats = answer.metadata
     print(answer.response)
-    print(f"{stats['cached_tokens']} of {stats['prompt_tokens']} tokens reused, first token after {stats['ttft']:.2f} s")
+    reused = stats["cached_tokens"] - stats["prefilled_tokens"]
+    print(f"{reused} of {stats['prompt_tokens']} tokens reused, first token after {stats['ttft']:.2f} s")
 
 
 if __name__ == "__main__":

@@ -166,7 +166,8 @@ impl Engine {
         ingest(py, &opened, &documents, &method, progress)
     }
 
-    /// Waits until all chunks and documents that were ingested are in the object store of `remote`. Without one, there is nothing to wait for.
+    /// Waits until all chunks and documents that were ingested are in the object store of `remote`, and takes up what other machines have changed.
+    /// Without one, there is nothing to wait for.
     ///
     /// timeout: most seconds; None waits as long as the object store takes something.
     /// Raises TimeoutError once the time is over, and RefrainError if the object store does not answer, or refuses. What is not uploaded then is uploaded
@@ -191,11 +192,8 @@ impl Engine {
     ) -> PyResult<Vec<Chunk>> {
         let (opened, limit) = (self.opened()?, count("limit", limit)?);
         let whole_documents = !opened.method(method)?.statistics().is_empty();
-        let found = py.detach(|| {
-            let found = opened.in_library(|library| library.search(question, limit, whole_documents))?;
-            chunks(&opened, found)
-        });
-        found.map_err(raise)
+        let found = opened.read_library(py, |library| library.search(question, limit, whole_documents))?;
+        py.detach(|| chunks(&opened, found)).map_err(raise)
     }
 
     /// The chunks of an ingested document by its id, as a search gives it: all, or those of some `parts`.
@@ -208,17 +206,14 @@ impl Engine {
     ) -> PyResult<Vec<Chunk>> {
         let opened = self.opened()?;
         let parts: Option<Vec<u32>> = parts.map(|parts| argument("parts", parts)).transpose()?;
-        let found = py.detach(|| {
-            let found = opened.in_library(|library| library.document(document, parts.as_deref()))?;
-            chunks(&opened, found)
-        });
-        found.map_err(raise)
+        let found = opened.read_library(py, |library| library.document(document, parts.as_deref()))?;
+        py.detach(|| chunks(&opened, found)).map_err(raise)
     }
 
     /// The ingested documents that searches find, by their ids: `id`, `title`, `created` (seconds since 1970), `bytes`, `tokens`, `chunks`.
     fn documents<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let opened = self.opened()?;
-        to_python(py, &py.detach(|| opened.in_library(Library::documents)).map_err(raise)?)
+        to_python(py, &opened.read_library(py, Library::documents)?)
     }
 
     /// Removes an ingested document by its id, with its chunks that no other document has.

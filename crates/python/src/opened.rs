@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use pyo3::prelude::*;
 use refrain::fusion::FusionMethod;
@@ -36,6 +37,9 @@ pub(crate) fn open(
     }
     opened.unwrap_or_else(|panic| resume_unwind(panic)).map_err(raise)
 }
+
+/// The age from which on changes of documents by other machines are found: as a server finds them.
+const SYNC_INTERVAL: Duration = Duration::from_secs(5);
 
 /// An engine that is open.
 pub(crate) struct Opened {
@@ -77,6 +81,20 @@ impl Opened {
             },
         };
         work(library.insert(opened))
+    }
+
+    /// Reads the kept documents, with what other machines changed some seconds ago. A warning says where that could not be brought.
+    pub(crate) fn read_library<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&Library) -> refrain::corpus::Result<T> + Send,
+    ) -> PyResult<T> {
+        let read = || self.in_library(|library| Ok((library.pull_if_older(SYNC_INTERVAL), work(library)?)));
+        let (pulled, found) = py.detach(read).map_err(raise)?;
+        if let Err(error) = pulled {
+            warn(py, format!("changes of documents by other machines may be missing: {error}"))?;
+        }
+        Ok(found)
     }
 
     /// Brings the kept documents in line with those of the other machines, if they are open.

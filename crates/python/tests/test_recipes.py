@@ -49,7 +49,7 @@ def run(module, monkeypatch, capsys, tmp_path):
     args = [str(tmp_path / "chains.md"), QUESTION, "--model", str(MODEL), "--store", str(tmp_path / "other"), "--max-tokens", "4"]
     monkeypatch.setattr(sys, "argv", [module.__name__, *args])
     module.main()
-    assert re.search(r"\n[1-9]\d* of \d+ tokens reused, first token after", capsys.readouterr().out)
+    assert re.search(r"\n\d+ of \d+ tokens reused, first token after", capsys.readouterr().out)
 
 
 def test_langchain(engine, monkeypatch, capsys, tmp_path):
@@ -58,8 +58,11 @@ def test_langchain(engine, monkeypatch, capsys, tmp_path):
     from langchain_core.documents import Document
     from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
-    answer = module.chain(engine, max_tokens=8).invoke(QUESTION)
+    first, answer = (module.chain(engine, max_tokens=8).invoke(QUESTION) for _ in range(2))
     check(engine, answer.text, answer.response_metadata)
+    # The first answer has prefilled the system part.
+    read = [message.usage_metadata["input_token_details"]["cache_read"] for message in (first, answer)]
+    assert 0 < read[0] < read[1] == answer.response_metadata["cached_tokens"]
     chat = module.ChatRefrain(engine=engine, max_tokens=8)
     found = module.RefrainRetriever(engine=engine).invoke(QUESTION)
     assert len(found) == 5 and found[0].metadata["score"] >= found[-1].metadata["score"]

@@ -4,6 +4,7 @@ import copy
 import pickle
 import subprocess
 import sys
+import time
 import weakref
 from importlib.metadata import PackageNotFoundError, distribution
 
@@ -40,6 +41,17 @@ def test_ingested_documents_are_reused(engine, documents):
     assert engine.ingest(documents)["computed"] == 0
     stats = engine.ask(QUESTION, documents, method="pie", max_tokens=2).stats
     assert stats["cached_tokens"] >= stats["document_tokens"] > 0 == stats["recomputed_tokens"]
+    # A chunk that is prefilled for a question was not reused.
+    for prefilled in (1, 0):
+        stats = engine.ask(QUESTION, [*documents, "Bearing 9 is new."], method="pie", max_tokens=2).stats
+        assert (stats["prefilled_chunks"], stats["prefilled_tokens"] > 0) == (prefilled, prefilled > 0)
+
+
+def test_the_time_between_two_tokens_is_the_readers(engine, documents):
+    stream = engine.stream(QUESTION, documents, max_tokens=3, ignore_eos=True)
+    for _token in stream:
+        time.sleep(0.1)
+    assert stream.answer.stats["tpot"] < 0.1
 
 
 def test_blank_documents_are_left_out(engine):
@@ -184,6 +196,17 @@ def test_machines_share_chunks_by_an_object_store(tmp_path, documents):
             engine.flush(timeout=-1)
     sent = [path for path in (tmp_path / "shared").rglob("*.safetensors") if path.is_file()]
     assert len(sent) == report["chunks"]
+    # What another machine has ingested or removed is found by a search some seconds later, and at once after flush.
+    with opened("other") as other:
+        found = other.search(QUESTION, limit=1)
+        with opened("one") as engine:
+            engine.ingest(["Bearing 9 is new."])
+            engine.flush()
+            other.flush()
+            assert len(other.documents()) == len(documents) + 1
+            engine.remove(found[0].document)
+        other.flush()
+        assert found[0].document not in {document["id"] for document in other.documents()}
     with pytest.raises(refrain.RefrainError, match="nowhere"):
         refrain.Engine(MODEL, store=tmp_path / "two", remote="nowhere://chunks")
 

@@ -31,10 +31,13 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     Ok((number * base.powi(power)) as u64)
 }
 
+/// Longest time that [`parse_duration`] reads: a century, which can be added to any instant.
+const LONGEST: Duration = Duration::from_secs(36_525 * 86_400);
+
 /// Reads a time: `90s`, `45m`, `1.5h`, `30d`.
 ///
 /// # Errors
-/// If the text is no number with such a unit.
+/// If the text is no number with such a unit, or the time is longer than 36525 days.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong = || "give a time such as 90s, 45m, 2h or 30d".to_owned();
     let text = text.trim();
@@ -43,7 +46,11 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         [('s', 1.0), ('m', 60.0), ('h', 3600.0), ('d', 86400.0)].iter().find(|(name, _)| *name == unit);
     let (_, seconds) = seconds.ok_or_else(wrong)?;
     let number: f64 = text[..text.len() - 1].parse().map_err(|_| wrong())?;
-    Duration::try_from_secs_f64(number * seconds).map_err(|_| wrong())
+    let seconds = number * seconds;
+    if seconds > LONGEST.as_secs_f64() {
+        return Err("give a time of at most 36525d".to_owned());
+    }
+    Duration::try_from_secs_f64(seconds).map_err(|_| wrong())
 }
 
 /// Reads a number of tokens, or `all` there are.
@@ -138,8 +145,16 @@ mod tests {
         assert_eq!(parse_duration("90s"), Ok(Duration::from_secs(90)));
         assert_eq!(parse_duration(" 1.5h"), Ok(Duration::from_secs(5400)));
         assert_eq!(parse_duration("30d"), Ok(Duration::from_secs(30 * 86400)));
-        for wrong in ["", "5", "m", "-1m", "5w", "infs", "1é"] {
-            assert!(parse_duration(wrong).is_err(), "{wrong}");
+        for wrong in ["", "5", "m", "-1m", "5w", "nans", "1é"] {
+            assert_eq!(
+                parse_duration(wrong),
+                Err("give a time such as 90s, 45m, 2h or 30d".to_owned()),
+                "{wrong}"
+            );
+        }
+        assert_eq!(parse_duration("36525d"), Ok(LONGEST));
+        for long in ["36526d", "150000000000000d", "infs"] {
+            assert_eq!(parse_duration(long), Err("give a time of at most 36525d".to_owned()), "{long}");
         }
     }
 

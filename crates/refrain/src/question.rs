@@ -197,9 +197,7 @@ impl Question {
     /// # Errors
     /// Those of [`Question::to_prompt`] and [`Question::request`]; if the prompt does not fit the context, or the policy refuses it.
     pub fn stream(&self, engine: &Engine) -> Result<TokenStream> {
-        let (prompt, request) = (self.to_prompt(engine)?, self.request(engine)?);
-        let ingest = engine.start_prompt_ingest(&prompt, std::slice::from_ref(&request.method));
-        Ok(engine.stream(&prompt, request)?.after(ingest))
+        Ok(engine.stream(&self.to_prompt(engine)?, self.request(engine)?)?)
     }
 
     /// The whole answer.
@@ -207,10 +205,7 @@ impl Question {
     /// # Errors
     /// Those of [`Question::stream`], of the method or policy that refuses the prompt, and of a store that cannot be read.
     pub fn ask(&self, engine: &Engine) -> Result<Answer> {
-        let (prompt, request) = (self.to_prompt(engine)?, self.request(engine)?);
-        engine.max_seq_len(&prompt, request.sampling.max_tokens, &request.eviction)?;
-        engine.ingest_prompt(&prompt, std::slice::from_ref(&request.method))?;
-        Ok(engine.answer(&prompt, &request, |_| true)?)
+        Ok(engine.answer(&self.to_prompt(engine)?, &self.request(engine)?, |_| true)?)
     }
 
     /// Methods side by side, over the first `tokens` tokens of vanilla's answer: time to the first token, and how far each token's

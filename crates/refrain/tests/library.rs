@@ -1,6 +1,7 @@
 //! The library, as a program uses it: a model of the repository, a store of its own.
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use refrain::engine::Advance;
 use refrain::fusion::METHODS;
@@ -56,6 +57,32 @@ fn a_stream_is_the_whole_answer_token_by_token() {
     }
 }
 
+/// All times of an answer are within the calls that computed it, chunks that were prefilled for it included.
+#[test]
+fn the_time_between_two_calls_of_a_stream_is_the_callers() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = opened(engine(&folder));
+    let mut computing = Duration::ZERO;
+    let mut timed = |work: &mut dyn FnMut() -> bool| {
+        let began = Instant::now();
+        let goes_on = work();
+        computing += began.elapsed();
+        std::thread::sleep(Duration::from_millis(5));
+        goes_on
+    };
+    let mut stream = None;
+    timed(&mut || {
+        stream = Some(question().method("pie").stream(&engine).unwrap());
+        true
+    });
+    let mut stream = stream.unwrap();
+    while timed(&mut || stream.next().transpose().unwrap().is_some()) {}
+    let answer = stream.answer().unwrap();
+    let decoding = answer.stats.tpot.unwrap() * (answer.tokens.len() - 1) as f64;
+    let (counted, computing) = (answer.stats.ttft + decoding, computing.as_secs_f64());
+    assert!(answer.tokens.len() > 2 && counted <= computing, "{counted} of {computing} s");
+}
+
 #[test]
 fn questions_travel_and_share_an_engine() {
     let folder = tempfile::tempdir().unwrap();
@@ -84,6 +111,12 @@ fn documents_that_were_ingested_are_reused_and_others_are_ingested_by_the_questi
     assert_eq!(answer.stats.recomputed_tokens, 0);
     assert!(answer.stats.cached_tokens >= answer.stats.document_tokens, "all documents and the system part");
     assert!(stored(&engine) > before, "the third document was prefilled and kept");
+    assert_eq!(answer.stats.prefilled_chunks, 2, "the third document and the system part");
+    assert!(answer.stats.prefilled_tokens > 0 && answer.stats.found_tokens() > 0);
+    let mut again = question().method("pie").stream(&engine).unwrap();
+    assert!(again.by_ref().all(|token| token.is_ok()));
+    let stats = &again.answer().unwrap().stats;
+    assert_eq!((stats.prefilled_chunks, stats.prefilled_tokens), (0, 0));
     assert_eq!(question().method("vanilla").ask(&engine).unwrap().stats.cached_tokens, 0);
 }
 
