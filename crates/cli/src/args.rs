@@ -7,6 +7,7 @@ mod eval;
 mod install;
 #[cfg(feature = "remote")]
 mod job;
+mod relations;
 mod serve;
 mod store;
 mod tune;
@@ -26,7 +27,6 @@ use refrain::store::KvQuantization;
 
 pub(crate) use answers::{Ask, Chat, Generate, SEARCHABLE};
 pub(crate) use bench::{Bench, Decode, Feature, Memory, Policies, Scenario, ServeBench, StoreBench, Ttft};
-pub(crate) use errors::explained;
 pub(crate) use eval::{Eval, Report as EvalReport, Run as EvalRun, Selection};
 pub(crate) use install::{Completions, Health, Man};
 #[cfg(feature = "remote")]
@@ -34,6 +34,7 @@ pub(crate) use job::{
     Job, JobUrl, Plan as JobPlan, PlanEval, PlanIngest, Results as JobResults, Run as JobRun,
     Status as JobStatus,
 };
+pub(crate) use relations::{FileOptions, parsed};
 pub(crate) use serve::{Key, Serve};
 #[cfg(feature = "remote")]
 pub(crate) use store::Prune;

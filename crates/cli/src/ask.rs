@@ -20,8 +20,8 @@ use crate::kept::has_documents;
 use crate::limits::{check_biases, check_sampling, grammar, with_room};
 use crate::methods::{self, Method, Policy};
 use crate::output::{
-    Fail, NotPrinted, broken, bytes, colours, count, number, one_line, paint, percent, plain, print,
-    print_json, seconds, warn,
+    Fail, NotPrinted, broken, bytes, colours, count, number, one_line, paint, percent, print, print_json,
+    seconds, stream_text, warn,
 };
 use crate::settings::Context;
 use crate::signals::{Interrupt, Interruptible};
@@ -255,7 +255,7 @@ pub(crate) fn answer(
             return !running.is_interrupted();
         }
         ends_line = progress.text.ends_with('\n');
-        let shown = if terminal { plain(progress.text) } else { progress.text.to_owned() };
+        let shown = stream_text(progress.text, terminal);
         let written =
             if context.json { Ok(()) } else { out.write_all(shown.as_bytes()).and_then(|()| out.flush()) };
         failed = written.err();

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::args;
 use crate::documents::{Documents, read_documents};
-use crate::output::{Fail, count, json_path, print, print_json, show};
+use crate::output::{Fail, count, json_path, print, print_result, show};
 use crate::settings::Context;
 use refrain::folders::tilde;
 use refrain::{CalibrationFile, calibration_path, fingerprint};
@@ -16,6 +16,10 @@ use refrain::{CalibrationFile, calibration_path, fingerprint};
 pub(crate) fn run(context: &Context, args: &args::Calibrate) -> Result<()> {
     let Documents { documents, failures, .. } = read_documents(context.console, &args.paths)?;
     let engine = context.open_engine(&Instructions::default())?;
+    let path = match &args.output {
+        Some(path) => path.clone(),
+        None => calibration_path(context.data_folder.as_deref(), &fingerprint(&engine))?,
+    };
     let bar = context.bar("reading the documents", "{pos}/{len} tokens, {rate}{left}");
     let method = SamKv::default();
     let found = engine
@@ -25,10 +29,6 @@ pub(crate) fn run(context: &Context, args: &args::Calibrate) -> Result<()> {
         Fail::new("no document is long enough to tell layers apart").hint("give some of at least 350 tokens")
     })?;
     let layers = engine.decoder().config().num_layers();
-    let path = match &args.output {
-        Some(path) => path.clone(),
-        None => calibration_path(context.data_folder.as_deref(), &fingerprint(&engine))?,
-    };
     let stable = found.stable_layers.clone();
     let file = CalibrationFile {
         model: context.global.model.clone(),
@@ -39,11 +39,14 @@ pub(crate) fn run(context: &Context, args: &args::Calibrate) -> Result<()> {
         documents: found.documents,
         agreement: found.agreement.clone(),
     };
-    file.write(&path)?;
+    // The layers are printed even if the file cannot be written.
+    let kept = file.write(&path).map_err(anyhow::Error::from);
     if context.json {
-        return print_json(&json!({ "file": json_path(&path), "calibration": file, "failures": failures }));
+        let result = json!({ "file": json_path(&path), "calibration": file, "failures": failures });
+        return print_result(result, kept);
     }
     print(&text(&found))?;
+    kept?;
     match args.output {
         Some(_) => context.say(&format!("kept in {}: give it as --calibration", tilde(&path))),
         None => context.say(&format!("kept in {}: sam_kv uses it from now on", tilde(&path))),

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::io::{self, BufRead, IsTerminal};
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use refrain::Library;
 use refrain::engine::{Document, Engine, Error, GenerateRequest, Instructions, Prompt, Sampling};
 use refrain::model::Message;
@@ -121,7 +121,11 @@ impl Input {
     fn line(&mut self, context: &Context) -> Result<Option<String>> {
         let editor = match self {
             Input::Person(editor) => editor,
-            Input::Script(lines) => return Ok(lines.next().transpose()?),
+            Input::Script(lines) => {
+                return lines.next().transpose().with_context(|| {
+                    Fail::new("cannot read the next line of standard input").hint("give text in UTF-8")
+                });
+            }
         };
         let prompt = ("> ", paint("1;36", "> ", &io::stdin()));
         let mut is_second = false;

@@ -7,30 +7,34 @@
 //! method = "a3:ratio=0.2"
 //! ```
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Arg, Command};
 use toml::{Table, Value};
 
-use crate::args::is_setting;
+use crate::args::{FileOptions, is_setting};
 use crate::output::Fail;
 use refrain::folders::config_folder;
 
-/// The command with the defaults of the configuration file, if there is one.
-pub(crate) fn configured(command: Command, given: &[OsString]) -> Result<Command> {
+/// The command with the defaults of the configuration file, if there is one, and the options that have them.
+pub(crate) fn configured(command: Command, given: &[OsString]) -> Result<(Command, FileOptions)> {
+    let mut options = FileOptions::default();
     let named = named(given).or_else(|| std::env::var_os("REFRAIN_CONFIG").filter(|name| !name.is_empty()));
     let path = match &named {
         Some(name) => PathBuf::from(name),
         None => match config_folder() {
             Some(folder) => folder.join("config.toml"),
-            None => return Ok(command),
+            None => return Ok((command, options)),
         },
     };
     let text = match std::fs::read_to_string(&path) {
         Ok(text) => text,
-        Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => return Ok(command),
+        Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => {
+            return Ok((command, options));
+        }
         Err(error) => {
             return Err(error).with_context(|| {
                 Fail::usage(format!("cannot read the configuration file {}", path.display()))
@@ -43,7 +47,8 @@ pub(crate) fn configured(command: Command, given: &[OsString]) -> Result<Command
         .with_context(|| {
             Fail::usage(format!("the configuration file {} is not valid TOML", path.display()))
         })?;
-    with_defaults(command, table, &path, "")
+    let command = with_defaults(command, table, (&path, ""), &mut options)?;
+    Ok((command, options))
 }
 
 /// The file that the command line names; clap cannot tell before the defaults are known.
@@ -53,22 +58,27 @@ fn named(given: &[OsString]) -> Option<OsString> {
         if word == "--config" {
             return words.next().cloned();
         }
-        if let Some(name) = word.to_str().and_then(|word| word.strip_prefix("--config=")) {
-            return Some(name.into());
+        if let Some(name) = word.as_bytes().strip_prefix(b"--config=") {
+            return Some(OsStr::from_bytes(name).to_owned());
         }
     }
     None
 }
 
-/// `table` holds options of `command`, and tables of its subcommands. `at` is the dotted name of the table.
-fn with_defaults(mut command: Command, table: Table, path: &Path, at: &str) -> Result<Command> {
+/// `table` holds options of `command`, and tables of its subcommands. `at` is the dotted name of the table. The options are added to `options`.
+fn with_defaults(
+    mut command: Command,
+    table: Table,
+    (path, at): (&Path, &str),
+    options: &mut FileOptions,
+) -> Result<Command> {
     for (key, value) in table {
         let full = if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
         match value {
             Value::Table(inner) if command.find_subcommand(&key).is_some() => {
                 let mut result = Ok(());
                 command = command.mut_subcommand(&key, |sub| {
-                    with_defaults(sub.clone(), inner, path, &full).unwrap_or_else(|error| {
+                    with_defaults(sub.clone(), inner, (path, &full), options).unwrap_or_else(|error| {
                         result = Err(error);
                         sub
                     })
@@ -86,6 +96,7 @@ fn with_defaults(mut command: Command, table: Table, path: &Path, at: &str) -> R
                     texts(&value).and_then(|values| check(&arg, &values).map(|()| values)).with_context(
                         || Fail::usage(format!("{}: key '{full}' has a wrong value", path.display())),
                     )?;
+                options.insert(at, arg.get_id().as_str());
                 command = command.mut_arg(arg.get_id(), |arg| arg.required(false).default_values(values));
             }
         }
@@ -136,7 +147,8 @@ mod tests {
     use super::*;
 
     fn apply(text: &str) -> Result<Command> {
-        with_defaults(crate::args::command(), text.parse().unwrap(), Path::new("refrain.toml"), "")
+        let at = (Path::new("refrain.toml"), "");
+        with_defaults(crate::args::command(), text.parse().unwrap(), at, &mut FileOptions::default())
     }
 
     fn message(text: &str) -> String {

@@ -11,7 +11,7 @@ Examples:
 Every option with a value can also be given as an environment variable (--chunk-tokens \
 as REFRAIN_CHUNK_TOKENS) and in the configuration file: options of all commands at its \
 top, those of one command in a table of its name ([ask], [bench.ttft]). Flags go before \
-variables, variables before the file.";
+variables, variables before the file, also where two options exclude each other.";
 
 pub(crate) const PULL: &str = "\
 Examples:

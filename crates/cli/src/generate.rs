@@ -14,7 +14,9 @@ use crate::documents::{Documents, read_documents};
 use crate::ingest::ingest_to_answer;
 use crate::limits::{check_biases, check_sampling, grammar, with_room};
 use crate::methods;
-use crate::output::{Exit, NotPrinted, STOPPED, bytes, number, paint, percent, plain, print_json};
+use crate::output::{
+    Exit, NotPrinted, STOPPED, bytes, number, paint, percent, plain, print_json, stream_text,
+};
 use crate::settings::Context;
 use crate::signals::Interrupt;
 use crate::table::columns;
@@ -87,6 +89,8 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
 struct Page {
     /// Whether text goes to standard output as it comes.
     writes: bool,
+    /// Whether standard output is a terminal.
+    to_terminal: bool,
     /// Width of the terminal that both text and status are shown on; none where the text goes elsewhere.
     width: Option<usize>,
     bar: ProgressBar,
@@ -101,19 +105,19 @@ struct Page {
 impl Page {
     fn new(context: &Context, prompt: usize) -> Page {
         let shown = !context.console.quiet && !context.json && io::stderr().is_terminal();
+        let to_terminal = io::stdout().is_terminal();
         let bar = if shown {
-            let template =
-                if io::stdout().is_terminal() { "{prefix}\n{wide_msg:.dim}" } else { "{wide_msg:.dim}" };
+            let template = if to_terminal { "{prefix}\n{wide_msg:.dim}" } else { "{wide_msg:.dim}" };
             let style =
                 ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
             ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10)).with_style(style)
         } else {
             ProgressBar::hidden()
         };
-        let width =
-            (shown && io::stdout().is_terminal()).then(|| terminal_width().saturating_sub(1).clamp(20, 400));
+        let width = (shown && to_terminal).then(|| terminal_width().saturating_sub(1).clamp(20, 400));
         Page {
             writes: !context.json,
+            to_terminal,
             width,
             bar,
             line: String::new(),
@@ -133,7 +137,7 @@ impl Page {
         if self.writes && !progress.text.is_empty() {
             match self.width {
                 Some(width) => self.lines(progress.text, width),
-                None => self.write(progress.text),
+                None => self.write(&stream_text(progress.text, self.to_terminal)),
             }
         }
         self.failed.is_none()
@@ -212,6 +216,7 @@ mod tests {
             logprobs: None,
             retained: 113,
             kv_bytes: 13_841_000,
+            kv_bytes_held: 2_603_520,
         };
         assert_eq!(
             status(&event, 68.4, 114),

@@ -43,7 +43,18 @@ impl Fetch<'_> {
         match &self.0.file {
             Some(_) => self.0.files().iter().try_for_each(|file| fetch(file))?,
             None => {
-                let files = client.files(&repo)?;
+                let files = match (client.files(&repo), self.0.cached()) {
+                    (Ok(files), _) => files,
+                    // The configuration is fetched last, so that the folder is whole.
+                    (Err(error), Some(path)) if !error.is::<Fail>() => {
+                        console.warn(&format!(
+                            "hf:{} is taken as the cache has it, since the hub does not list its files: {error:#}",
+                            self.0.repository
+                        ));
+                        return Ok((path, false));
+                    }
+                    (Err(error), _) => return Err(error),
+                };
                 let lists = |name: &str| files.iter().any(|file| file == name);
                 let weights = if lists(WEIGHTS) {
                     vec![WEIGHTS.to_owned()]

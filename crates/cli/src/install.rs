@@ -26,15 +26,25 @@ const FILES: [(&str, &str); 4] = [
     ("~/.local/share/refrain", "what `refrain tune` and `refrain calibrate` found, model by model"),
 ];
 
-const EXIT_STATUS: [(&str, &str); 5] = [
+const EXIT_STATUS: [(&str, &str); 6] = [
     ("0", "what was asked for was done"),
     ("1", "it failed, and standard error says why"),
-    ("2", "the command line, a variable or the configuration file is wrong"),
+    (
+        "2",
+        "the command line, an environment variable, the configuration file or the matrix of an evaluation is wrong",
+    ),
     (
         "3",
-        "files, documents, samples or answers failed, and the others were done (`refrain ingest`, `eval run`, `job run`)",
+        "of `refrain ingest`, `eval run`, `job plan ingest` and `job run`: files, documents, samples or answers failed, and the others were done",
     ),
-    ("130", "Ctrl-C stopped it, or SIGTERM stopped `refrain ingest`, `generate` or `job run` at work"),
+    (
+        "4",
+        "of `refrain job run`: the machine has another version, model or other settings than the job was planned with, or objects of the plan are missing or broken. The same command would end in the same way",
+    ),
+    (
+        "130",
+        "Ctrl-C stopped it, or SIGTERM stopped `refrain ingest`, `generate`, `bench` or `job run` at work",
+    ),
 ];
 
 /// `refrain completions`
@@ -189,5 +199,24 @@ fn list(roff: &mut Roff, heading: &str, entries: &[(&str, &str)]) {
         roff.control("TP", []);
         roff.text([bold(*term)]);
         roff.text([roman(*text)]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit_statuses_are_those_of_the_page_of_json() {
+        let page = include_str!("../../../docs/book/src/json.md");
+        let rows =
+            page.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |")?.split_once(" | "));
+        let told: Vec<(&str, &str)> = rows.filter(|(status, _)| status.parse::<u8>().is_ok()).collect();
+        // Errors are a field there.
+        let told: Vec<(&str, String)> = told
+            .into_iter()
+            .map(|(status, text)| (status, text.replace("`error`", "standard error")))
+            .collect();
+        assert_eq!(told, EXIT_STATUS.map(|(status, text)| (status, text.to_owned())));
     }
 }

@@ -39,7 +39,7 @@ struct Opened {
 
 fn open(context: &Context) -> Result<Opened> {
     let store = context.existing_store()?;
-    let (documents, namespace) = (context.documents(&store)?, context.namespace()?);
+    let (documents, namespace) = (context.documents(&store)?, context.existing_namespace()?);
     // Chunks of what others have removed are removed by a program that has the model.
     let mut removed = BTreeSet::new();
     let mut applied = |changes: Vec<Change>| {

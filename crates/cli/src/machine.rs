@@ -30,7 +30,11 @@ fn command_of(words: impl Iterator<Item = String>) -> String {
 /// A word as a shell takes it.
 fn quoted(word: String) -> String {
     let safe = |c: char| c.is_ascii_alphanumeric() || "-_=.,:/@".contains(c);
-    if !word.is_empty() && word.chars().all(safe) { word } else { format!("{word:?}") }
+    if !word.is_empty() && word.chars().all(safe) {
+        return word;
+    }
+    // Within single quotes a shell takes every character but that quote as it is.
+    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 /// The machine's name, where the system tells.
@@ -90,8 +94,10 @@ mod tests {
     #[test]
     fn a_command_is_shown_without_its_secrets() {
         let words = "eval run --credential sk-one --namespace-key=5a5a --namespace-key-file key --credential=sk=2 --out x";
-        let shown = command_of(words.split(' ').map(str::to_owned).chain(["two words".to_owned()]));
-        let wanted = "refrain eval run --credential … --namespace-key=… --namespace-key-file key --credential=… --out x \"two words\"";
+        let others = ["two words", "cost in $USD `id`", "it's", ""].map(str::to_owned);
+        let shown = command_of(words.split(' ').map(str::to_owned).chain(others));
+        let wanted = "refrain eval run --credential … --namespace-key=… --namespace-key-file key --credential=… --out x \
+                      'two words' 'cost in $USD `id`' 'it'\\''s' ''";
         assert_eq!(shown, wanted);
     }
 }

@@ -71,15 +71,15 @@ fn main() -> ExitCode {
 
 /// Reads the configuration file, then the command line over it.
 fn parse(given: &[OsString]) -> Result<(Cli, ArgMatches)> {
-    let command = match config::configured(args::command(), given) {
-        Ok(command) => command,
+    let (command, file) = match config::configured(args::command(), given) {
+        Ok(configured) => configured,
         // A broken configuration file does not stand between a person and the help.
         Err(error) => match args::command().try_get_matches_from(given) {
             Err(help) if !help.use_stderr() => return Err(help.into()),
             _ => return Err(error),
         },
     };
-    let matches = command.try_get_matches_from(given).map_err(|error| args::explained(error, given))?;
+    let matches = args::parsed(command, &file, given)?;
     Ok((Cli::from_arg_matches(&matches)?, matches))
 }
 

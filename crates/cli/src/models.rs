@@ -5,7 +5,7 @@ use refrain::quantities::parse_size;
 use refrain::{Choice, KNOWN, KnownModel, choice, tuned_path};
 use serde_json::{Value, json};
 
-use crate::output::{print, print_json};
+use crate::output::{json_path, print, print_json};
 use crate::settings::Context;
 use crate::table::Table;
 
@@ -84,7 +84,7 @@ fn as_json(context: &Context, known: &KnownModel) -> Result<Value> {
         "tuned": tuned.is_some(),
         "sha256": known.sha256,
         "hub": known.address(),
-        "path": context.models.join(&known.file),
+        "path": json_path(&context.models.join(&known.file)),
         "fetched": is_fetched(context, known),
     }))
 }

@@ -10,9 +10,14 @@ use std::time::Duration;
 use anyhow::Result;
 use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::signals::Interrupted;
 use crate::table::{columns, whole_words};
+
+mod quantities;
+
+pub(crate) use self::quantities::{age, bytes, count, number, percent, seconds};
 
 /// An error of the program itself, with a hint.
 #[derive(Debug)]
@@ -109,44 +114,92 @@ pub(crate) fn report(error: &anyhow::Error, json: bool) -> ExitCode {
     }
     if error.is::<Interrupted>() {
         if json {
-            let _ = print_json(&serde_json::json!({ "error": error.to_string(), "hint": null }));
+            let _ = print_json(&json!({ "error": error.to_string(), "hint": null }));
         }
         say(&error.to_string());
         return ExitCode::from(STOPPED);
     }
     if let Some(usage) = error.downcast_ref::<clap::Error>() {
         if usage.use_stderr() && json {
-            let text = usage.to_string();
-            // The first paragraph is the error, the others are usage.
-            let wrong = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
-            let wrong = wrong.split_whitespace().collect::<Vec<_>>().join(" ");
-            let _ = print_json(&serde_json::json!({ "error": wrong, "hint": null }));
+            let _ = print_json(&usage_json(usage));
         }
         let _ = usage.print();
         return ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(USAGE));
     }
-    let causes = causes(error);
-    // `anyhow` finds the outermost one, be it the error or its context.
-    let fail = error.downcast_ref::<Fail>();
-    let hint = match error.downcast_ref::<refrain::Error>() {
-        Some(error) => error.hint(),
-        None => fail.and_then(|fail| fail.hint.clone()),
-    };
-    let is_usage = matches!(error.downcast_ref(), Some(refrain::Error::Address { .. }))
-        || matches!(error.downcast_ref(), Some(refrain_eval::Error::Usage(_)));
-    let status = if is_usage { USAGE } else { fail.map_or(FAILED, |fail| fail.status) };
+    let told = Told::of(error);
     if json {
-        let _ = print_json(&serde_json::json!({ "error": causes.join(": "), "hint": hint }));
+        let _ = print_json(&told.add_to(json!({})));
     }
-    let mut text = format!("{} {}", paint("1;31", "error:", &io::stderr()), plain(&causes[0]));
-    for cause in &causes[1..] {
-        text.push_str(&format!("\n  because: {}", plain(cause).replace('\n', "\n  ")));
+    told.say();
+    ExitCode::from(told.status)
+}
+
+/// An error of the command line as JSON has it.
+fn usage_json(usage: &clap::Error) -> Value {
+    // The text of this kind is the help.
+    if usage.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return json!({ "error": "a command is missing", "hint": "--help lists the commands" });
     }
-    if let Some(hint) = hint {
-        text.push_str(&format!("\n{} {}", paint("1;36", "hint:", &io::stderr()), plain(&hint)));
+    let text = usage.to_string();
+    // The first paragraph is the error; tips and the usage follow.
+    let wrong = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
+    let wrong = wrong.split_whitespace().collect::<Vec<_>>().join(" ");
+    let tips: Vec<&str> = text.lines().filter_map(|line| line.trim_start().strip_prefix("tip: ")).collect();
+    json!({ "error": wrong, "hint": (!tips.is_empty()).then(|| tips.join("; ")) })
+}
+
+/// An error as it is told.
+struct Told {
+    causes: Vec<String>,
+    hint: Option<String>,
+    status: u8,
+}
+
+impl Told {
+    fn of(error: &anyhow::Error) -> Told {
+        // `anyhow` finds the outermost one, be it the error or its context.
+        let fail = error.downcast_ref::<Fail>();
+        let hint = match error.downcast_ref::<refrain::Error>() {
+            Some(error) => error.hint(),
+            None => fail.and_then(|fail| fail.hint.clone()),
+        };
+        let is_usage = matches!(error.downcast_ref(), Some(refrain::Error::Address { .. }))
+            || matches!(error.downcast_ref(), Some(refrain_eval::Error::Usage(_)));
+        let status = if is_usage { USAGE } else { fail.map_or(FAILED, |fail| fail.status) };
+        Told { causes: causes(error), hint, status }
     }
-    say(&text);
-    ExitCode::from(status)
+
+    /// A JSON object with the error's text and hint as `error` and `hint`.
+    fn add_to(&self, mut object: Value) -> Value {
+        object["error"] = json!(self.causes.join(": "));
+        object["hint"] = json!(self.hint);
+        object
+    }
+
+    /// Tells it on standard error.
+    fn say(&self) {
+        let mut text = format!("{} {}", paint("1;31", "error:", &io::stderr()), plain(&self.causes[0]));
+        for cause in &self.causes[1..] {
+            text.push_str(&format!("\n  because: {}", plain(cause).replace('\n', "\n  ")));
+        }
+        if let Some(hint) = &self.hint {
+            text.push_str(&format!("\n{} {}", paint("1;36", "hint:", &io::stderr()), plain(hint)));
+        }
+        say(&text);
+    }
+}
+
+/// Prints the JSON object of a result. An error that came with the result stands in the object, as `error` and `hint`, and on standard error,
+/// so that standard output has one value.
+///
+/// # Errors
+/// [`NotPrinted`], and the [`Exit`] status of the error, which also tells of it where nobody reads the output.
+pub(crate) fn print_result(result: Value, outcome: Result<()>) -> Result<()> {
+    let Err(error) = outcome else { return print_json(&result) };
+    let told = Told::of(&error);
+    let _ = print_json(&told.add_to(result));
+    told.say();
+    Err(Exit(told.status).into())
 }
 
 /// The messages of the chain, without those that the one before contains.
@@ -201,7 +254,8 @@ pub(crate) fn confirmed(json: bool, all: bool, number: usize, question: &str) ->
     if number == 0 {
         return Ok(());
     }
-    print(&paint("1", &format!("{question} [y/N] "), &io::stdout()))?;
+    // Standard output may be a file or another program, where nobody would see the question.
+    write!(io::stderr(), "{}", paint("1", &format!("{question} [y/N] "), &io::stderr()))?;
     let mut line = String::new();
     io::stdin().lock().read_line(&mut line)?;
     if matches!(line.trim().to_ascii_lowercase().as_str(), "y" | "yes") {
@@ -289,6 +343,11 @@ pub(crate) fn colours(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
+/// Text of a model or a document as a stream gets it: a terminal would obey its control characters.
+pub(crate) fn stream_text(text: &str, to_terminal: bool) -> Cow<'_, str> {
+    if to_terminal { Cow::Owned(plain(text)) } else { Cow::Borrowed(text) }
+}
+
 /// Text without control characters other than line ends and tabs.
 pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { ' ' } else { c }).collect()
@@ -331,61 +390,10 @@ fn spinner(what: &'static str) -> ProgressBar {
     spinner
 }
 
-/// Bytes as a person reads them.
-pub(crate) fn bytes(count: u64) -> String {
-    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
-    let mut value = count as f64;
-    let mut unit = "B";
-    for next in UNITS {
-        if value < 1024.0 {
-            break;
-        }
-        value /= 1024.0;
-        unit = next;
-    }
-    if unit == "B" || value >= 100.0 { format!("{value:.0} {unit}") } else { format!("{value:.1} {unit}") }
-}
-
-/// Seconds as a person reads them, three digits.
-pub(crate) fn seconds(value: f64) -> String {
-    match value {
-        v if v < 0.001 => format!("{:.0} µs", v * 1e6),
-        v if v < 0.01 => format!("{:.2} ms", v * 1e3),
-        v if v < 0.1 => format!("{:.1} ms", v * 1e3),
-        v if v < 1.0 => format!("{:.0} ms", v * 1e3),
-        v if v < 10.0 => format!("{v:.2} s"),
-        v if v < 120.0 => format!("{v:.1} s"),
-        v => format!("{:.0} min", v / 60.0),
-    }
-}
-
-/// A number with two digits at least.
-pub(crate) fn number(value: f64) -> String {
-    if value < 10.0 { format!("{value:.1}") } else { format!("{value:.0}") }
-}
-
-/// A share of a whole in percent.
-pub(crate) fn percent(part: usize, whole: usize) -> String {
-    format!("{:.0} %", 100.0 * part as f64 / whole.max(1) as f64)
-}
-
-/// A count with its noun.
-pub(crate) fn count(number: usize, noun: &str) -> String {
-    if number == 1 { format!("{number} {noun}") } else { format!("{number} {noun}s") }
-}
-
-/// How long ago, roughly.
-pub(crate) fn age(seconds: u64) -> String {
-    match seconds {
-        s if s < 60 => format!("{s} s"),
-        s if s < 3600 => format!("{} min", s / 60),
-        s if s < 48 * 3600 => format!("{} h", s / 3600),
-        s => format!("{} d", s / 86400),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory as _;
+
     use super::*;
 
     /// An exit code has no equality of its own.
@@ -403,24 +411,26 @@ mod tests {
         assert_eq!(code(broken()), bad);
         assert_eq!(code(anyhow::Error::new(broken()).context("the archive")), bad);
     }
-
     #[test]
-    fn sizes_are_shown() {
-        assert_eq!(bytes(512), "512 B");
-        assert_eq!(bytes(1536), "1.5 KiB");
-        assert_eq!(bytes(300 << 20), "300 MiB");
+    fn errors_of_the_command_line_are_told_with_their_tips_and_never_as_the_help() {
+        let of = |words: &[&str]| {
+            let words = ["refrain"].iter().chain(words);
+            usage_json(&crate::args::Cli::command().try_get_matches_from(words).unwrap_err())
+        };
+        let none = of(&[]);
+        assert_eq!(
+            (&none["error"], &of(&["store"])["error"]),
+            (&json!("a command is missing"), &none["error"])
+        );
+        let near = of(&["store", "lst"]);
+        assert!(near["error"].as_str().unwrap().contains("'lst'"), "{near}");
+        assert!(near["hint"].as_str().unwrap().contains("'ls'"), "{near}");
+        assert_eq!(of(&["ask", "why", "--kv", "f8"])["hint"], Value::Null);
     }
 
     #[test]
-    fn times_have_three_digits() {
-        for (value, text) in
-            [(0.0000123, "12 µs"), (0.00123, "1.23 ms"), (0.0123, "12.3 ms"), (0.123, "123 ms")]
-        {
-            assert_eq!(seconds(value), text);
-        }
-        for (value, text) in [(1.23456, "1.23 s"), (12.3456, "12.3 s"), (300.0, "5 min")] {
-            assert_eq!(seconds(value), text);
-        }
-        assert_eq!((age(59), age(7200), age(200_000)), ("59 s".into(), "2 h".into(), "2 d".into()));
+    fn a_terminal_gets_no_control_characters() {
+        assert_eq!(stream_text("a\u{1b}[2Jb\n", true), "a [2Jb\n");
+        assert_eq!(stream_text("a\u{1b}[2Jb\n", false), "a\u{1b}[2Jb\n");
     }
 }

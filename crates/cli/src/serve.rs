@@ -1,6 +1,5 @@
 //! `refrain serve` and `refrain key`.
 
-use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -8,6 +7,7 @@ use anyhow::{Context as _, Result};
 use refrain::engine::Prefix;
 use refrain_server::{ApiKeys, App, Listener, Options, stop_signal, tls};
 use serde_json::json;
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _};
@@ -15,18 +15,16 @@ use tracing_subscriber::{EnvFilter, Layer as _};
 use crate::args::{self, Key};
 use crate::documents::{Documents, read_documents, unread};
 use crate::methods;
-use crate::output::{Fail, count, json_path, print, print_json};
+use crate::output::{Fail, colours, count, json_path, print, print_json};
 use crate::settings::Context;
 
 /// `refrain serve`
 pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
-    let filter = EnvFilter::try_new(&args.log).map_err(|error| {
-        Fail::usage(format!("--log {:?} is no filter: {error}", args.log)).hint("for example info, or debug")
-    })?;
+    let filter = log_filter(&args.log)?;
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let log = match context.json {
         true => log.json().boxed(),
-        false => log.with_ansi(std::io::stderr().is_terminal()).with_target(false).boxed(),
+        false => log.with_ansi(colours(&std::io::stderr())).with_target(false).boxed(),
     };
     let log = tracing_subscriber::registry().with(log.with_filter(filter));
     #[cfg(feature = "otlp")]
@@ -108,6 +106,27 @@ pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
     Ok(())
 }
 
+/// The filter of the log.
+///
+/// # Errors
+/// If the text is none, or has a word that is no level: such a word names a module, and the log of all others may be off.
+fn log_filter(text: &str) -> Result<EnvFilter> {
+    let is_name = |word: &str| word.chars().all(|c| c.is_alphanumeric() || "-_:".contains(c));
+    let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
+    let words: Vec<&str> = text.split(',').map(str::trim).filter(|word| !word.is_empty()).collect();
+    let wrong = match words.iter().find(|word| is_name(word) && !is_level(word)) {
+        Some(word) => format!("{word} is no level"),
+        // A space before a level would make it the name of a module.
+        None => match EnvFilter::try_new(words.join(",")) {
+            Ok(filter) => return Ok(filter),
+            Err(error) => error.to_string(),
+        },
+    };
+    Err(Fail::usage(format!("--log {text:?} is no filter: {wrong}"))
+        .hint("levels are error, warn, info, debug, trace and off; a module has its level behind it, as in info,tantivy=warn")
+        .into())
+}
+
 /// The server's settings, without method and policy.
 fn options(context: &Context, args: &args::Serve) -> Result<Options> {
     let name = args.served_model_name.clone().unwrap_or_else(|| context.global.model.clone());
@@ -155,4 +174,31 @@ pub(crate) fn key(context: &Context, command: &Key) -> Result<()> {
     }
     context.say(&format!("{name}'s key; only its hash is in {}, so keep it now", file.display()));
     print(&format!("{key}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_of_the_log_has_levels() {
+        for right in [
+            "info",
+            "WARN",
+            "off",
+            "3",
+            "info,tantivy=warn",
+            "refrain::text=trace, error,",
+            "info,[answer]=debug",
+        ] {
+            assert!(log_filter(right).is_ok(), "{right}");
+        }
+        for (wrong, word) in
+            [("warning", "warning"), ("info,verbose", "verbose"), ("refrain_server", "refrain_server")]
+        {
+            let error = log_filter(wrong).unwrap_err().to_string();
+            assert!(error.contains(&format!("{word} is no level")), "{error}");
+        }
+        assert!(log_filter("info,tantivy=loud").is_err());
+    }
 }

@@ -199,6 +199,11 @@ impl Context {
         }
     }
 
+    /// The namespace of [`Context::existing_store`]. Where there is no store, nothing is in any namespace, and no key is made to derive one.
+    pub(crate) fn existing_namespace(&self) -> Result<String> {
+        if self.lacks_store() && !self.gives_namespace_key() { Ok(String::new()) } else { self.namespace() }
+    }
+
     /// Whether the options give a key of namespaces.
     pub(crate) fn gives_namespace_key(&self) -> bool {
         self.global.namespace_key.is_some() || self.global.namespace_key_file.is_some()

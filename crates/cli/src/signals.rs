@@ -1,11 +1,13 @@
 //! Ctrl-C and SIGTERM.
 
 use std::fmt;
+use std::fs;
 use std::io;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 #[cfg(feature = "remote")]
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::runtime::Builder;
@@ -160,4 +162,39 @@ pub(crate) fn stop_flag() -> io::Result<Arc<AtomicBool>> {
     };
     std::thread::Builder::new().name("signals".to_owned()).spawn(wait)?;
     Ok(flag)
+}
+
+/// Folders that a signal removes.
+static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+/// Times that the removal of a folder is tried: what still runs may write into it meanwhile.
+const REMOVALS: usize = 10;
+
+/// Has Ctrl-C and SIGTERM remove a folder and end the program. A second one ends the program at once.
+///
+/// # Errors
+/// If no thread can be started.
+pub(crate) fn remove_at_signal(folder: &Path) -> io::Result<()> {
+    let mut folders = FOLDERS.lock().unwrap_or_else(PoisonError::into_inner);
+    folders.push(folder.to_owned());
+    if folders.len() > 1 {
+        return Ok(());
+    }
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let wait = move || {
+        runtime.block_on(async {
+            refrain_server::stop_signal().await;
+            // The second signal is waited for here.
+            let _ = tokio::task::spawn_blocking(remove_folders).await;
+        });
+        std::process::exit(130);
+    };
+    std::thread::Builder::new().name("signals".to_owned()).spawn(wait)?;
+    Ok(())
+}
+
+/// Removes [`FOLDERS`], as far as they are there.
+fn remove_folders() {
+    for folder in FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        let _ = (0..REMOVALS).any(|_| fs::remove_dir_all(folder).is_ok() || !folder.exists());
+    }
 }

@@ -215,7 +215,7 @@ fn model(context: &Context) -> Option<ModelFiles> {
 }
 
 fn list(context: &Context, store: &Store, all: bool) -> Result<()> {
-    let namespace = context.namespace()?;
+    let namespace = context.existing_namespace()?;
     let listing = store.list(if all { Scope::All } else { Scope::Namespace(&namespace) })?;
     let current = model(context).and_then(|files| context.identity(&files).ok());
     if context.json {
@@ -296,7 +296,7 @@ fn keeping(info: &ChunkInfo) -> String {
 }
 
 fn show(context: &Context, store: &Store, key: &str) -> Result<()> {
-    let namespace = context.namespace()?;
+    let namespace = context.existing_namespace()?;
     let detail = store.show(&store.resolve(key, Scope::Namespace(&namespace))?)?;
     let text = text(context, &detail);
     if context.json {
@@ -355,7 +355,7 @@ fn text(context: &Context, detail: &ChunkDetail) -> Option<String> {
 }
 
 fn remove(context: &Context, store: &Store, named: &[String], all: bool, yes: bool) -> Result<()> {
-    let namespace = context.namespace()?;
+    let namespace = context.existing_namespace()?;
     let listing = store.list(Scope::Namespace(&namespace))?.chunks;
     let keys = keys(context, store, named, all)?;
     let size = listing.iter().filter(|info| keys.contains(&info.key)).map(|info| info.bytes).sum();

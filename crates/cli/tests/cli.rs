@@ -11,6 +11,7 @@ mod install;
 mod job;
 #[path = "../../../tests/common/needs.rs"]
 mod needs;
+mod options;
 #[path = "../../../tests/common/ports.rs"]
 mod ports;
 mod pull;
@@ -18,6 +19,7 @@ mod screen;
 mod serve;
 mod sparse;
 mod store;
+mod streams;
 mod tune;
 
 use std::io::Write;

@@ -260,7 +260,6 @@ fn token_bias(text: &str) -> Result<(u32, f32), String> {
 /// The form that the answer is held to.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Structured output")]
-#[group(multiple = false)]
 pub(crate) struct StructuredArgs {
     /// Answer with a JSON object
     #[arg(long)]

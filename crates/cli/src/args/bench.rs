@@ -179,13 +179,13 @@ pub(crate) struct ServeBench {
     #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
     pub(crate) url: Option<String>,
     /// API keys of that server, which the clients have in turn
-    #[arg(long, value_name = "KEY", value_delimiter = ',', requires = "url")]
+    #[arg(long, value_name = "KEY", value_delimiter = ',')]
     pub(crate) api_key: Vec<String>,
     /// What clients ask
     #[arg(long, value_enum, default_value_t = Scenario::Mixed)]
     pub(crate) scenario: Scenario,
     /// Measures servers without these features beside the default one, in turn, and reports medians of --rounds
-    #[arg(long, value_name = "FEATURES", value_enum, value_delimiter = ',', conflicts_with = "url")]
+    #[arg(long, value_name = "FEATURES", value_enum, value_delimiter = ',')]
     pub(crate) compare: Vec<Feature>,
     /// Rounds in which everything is measured [default: 3 with --compare, else 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -234,10 +234,10 @@ pub(crate) struct ServeBench {
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     pub(crate) leave: f64,
     /// API keys of the server in this process, which the clients have in turn; 1 needs none
-    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "url")]
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) keys: usize,
     /// Most sequences decoded together
-    #[arg(long, value_name = "N", default_value_t = 32)]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub(crate) max_num_seqs: usize,
     /// Seed of what is drawn
     #[arg(long, value_name = "N", default_value_t = 42)]

@@ -83,7 +83,7 @@ pub(crate) struct JudgeArgs {
     #[arg(long, value_name = "URL", value_parser = judge_url)]
     pub(crate) judge: Option<String>,
     /// The judge's model
-    #[arg(long, value_name = "NAME", default_value = "gpt-4o-2024-05-13", requires = "judge")]
+    #[arg(long, value_name = "NAME", default_value = "gpt-4o-2024-05-13")]
     pub(crate) judge_model: String,
 }
 

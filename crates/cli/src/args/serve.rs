@@ -41,13 +41,13 @@ pub(crate) struct Serve {
     /// Needs an API key for /metrics, too
     #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
           require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true,
-          hide_possible_values = true, requires = "api_key_file", value_parser = BoolishValueParser::new())]
+          hide_possible_values = true, value_parser = BoolishValueParser::new())]
     pub(crate) metrics_auth: bool,
     /// Certificate chain (PEM) for TLS; a new one is in use within a minute
-    #[arg(long, value_name = "FILE", requires = "ssl_keyfile", value_hint = ValueHint::FilePath)]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) ssl_certfile: Option<PathBuf>,
     /// Private key (PEM) of the certificate
-    #[arg(long, value_name = "FILE", requires = "ssl_certfile", value_hint = ValueHint::FilePath)]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) ssl_keyfile: Option<PathBuf>,
     /// Names of the server beside localhost and addresses; requests to other names are refused while it listens on a loopback
     /// address and needs no API key

@@ -21,10 +21,7 @@ pub(crate) struct Tune {
     #[arg(required_unless_present = "forget", value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) paths: Vec<PathBuf>,
     /// Remove the model's choice, so that --method auto is what is built in; answers are kept, and the next tune goes on with them
-    #[arg(
-        long,
-        conflicts_with_all = ["paths", "questions", "samples", "tokens", "bound", "methods", "prefixes", "time_budget", "out", "output"]
-    )]
+    #[arg(long, conflicts_with = "paths")]
     pub(crate) forget: bool,
     /// Questions, a JSON object a line: {"question": …, "answers": […]}; without answers, vanilla's are to be kept [default: the model
     /// makes them of the documents]
@@ -48,7 +45,7 @@ pub(crate) struct Tune {
     /// Prefixes to choose from
     #[arg(long, value_name = "PREFIXES", default_value = PREFIXES, value_delimiter = ',')]
     pub(crate) prefixes: Vec<String>,
-    /// Most time for it; the same command goes on
+    /// Most time for it, the making of the questions included; the same command makes them again and goes on with their answers
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(crate) time_budget: Option<Duration>,
     /// Folder of the answers, which a stopped run goes on in [default: the model's, in refrain/tuned in the user's data folder]

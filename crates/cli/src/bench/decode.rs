@@ -11,13 +11,13 @@ use super::policies::{PolicySetup, check_csv, prompts, title, write_csv};
 use super::prompts::engine;
 use crate::args;
 use crate::methods::{self, Policy};
-use crate::output::{Fail, bytes, number, print, print_json, seconds};
+use crate::output::{Fail, bytes, number, print, print_result, seconds};
 use crate::settings::Context;
 use crate::table::Table;
 
 /// Points of a curve.
 const PARTS: usize = 20;
-/// The first part of an answer is left out of comparisons with its end.
+/// Tokens at the beginning of an answer that comparisons with its end leave out: a tenth of the answer at most.
 const SETTLED: usize = 1000;
 
 /// One policy.
@@ -31,7 +31,8 @@ struct PolicyTiming {
     short: Vec<ShortAnswer>,
     /// `(tokens of the answer, seconds from the request on)`.
     total: Vec<(usize, f64)>,
-    /// Time a token at the end over that after the thousandth token, or the tenth part of a shorter answer.
+    /// Time a token in the last part of the answer over that in the first part behind its first thousand tokens, or behind the first tenth of
+    /// an answer below 10,000.
     growth: f64,
     kv_bytes: usize,
     side_bytes: usize,
@@ -102,8 +103,7 @@ pub(crate) fn run(context: &Context, args: &args::Decode) -> Result<()> {
     // The measurements are printed even if the file cannot be written.
     let written = write_csv(&args.policies, &charts(&rows));
     if context.json {
-        print_json(&json!({ "about": about, "results": rows }))?;
-        return written;
+        return print_result(json!({ "about": about, "results": rows }), written);
     }
     let crossing = about.weight_bytes / about.token_bytes;
     let note = format!(
@@ -146,7 +146,10 @@ fn row(
             }
         })
         .collect();
-    let settled = curve.iter().find(|(at, _)| *at > SETTLED.min(tokens / 10)).unwrap_or(&curve[0]).1;
+    let starts = std::iter::once(1).chain(curve.iter().map(|(end, _)| *end));
+    let is_settled = |start: &usize| *start >= SETTLED.min(tokens / 10);
+    let settled =
+        starts.zip(&curve).find(|(start, _)| is_settled(start)).map_or(curve[0].1, |(_, part)| part.1);
     PolicyTiming {
         policy: title(policy),
         ttft: over_runs(&|times| times[0]),
@@ -211,4 +214,29 @@ fn table(rows: &[PolicyTiming]) -> Table {
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The times of one answer whose tokens take 2 seconds each up to a token, and 1 second from there on.
+    fn growth(tokens: usize, slow: usize) -> f64 {
+        let mut at = 0.0;
+        let time = |token: usize| {
+            at += if token < slow { 2.0 } else { 1.0 };
+            at
+        };
+        let times: Vec<f64> = (0..tokens).map(time).collect();
+        row(&methods::policy("full").unwrap(), &[times], &Default::default(), &[]).growth
+    }
+
+    #[test]
+    fn the_end_is_set_against_a_part_behind_the_first_thousand_tokens() {
+        // Parts have 600 tokens: the one from 600 to 1200 is in great part slow.
+        assert_eq!([growth(12_000, 1000), growth(12_000, 1700)], [1.0, 0.5]);
+        // The tenth of a shorter answer comes before its thousandth token.
+        assert_eq!([growth(7600, 760), growth(7600, 1100)], [1.0, 0.5]);
+        assert_eq!(growth(2, 0), 1.0);
+    }
 }

@@ -13,7 +13,7 @@ use super::prompts::engine;
 use crate::args;
 use crate::machine::resident_memory;
 use crate::methods::{self, Method, Policy};
-use crate::output::{Fail, bytes, print, print_json};
+use crate::output::{Fail, bytes, print, print_json, print_result};
 use crate::settings::Context;
 use crate::table::Table;
 
@@ -41,9 +41,9 @@ struct PolicyMemory {
 struct MemoryPoint {
     /// Tokens of the answer.
     tokens: usize,
-    /// Tokens that each head holds.
+    /// Tokens that each head holds, of the layer that holds most.
     retained: usize,
-    /// Their bytes.
+    /// Bytes of the tokens held, over all layers.
     held_bytes: usize,
     /// Growth of the process's resident memory since before the request; none where the system does not tell.
     resident_bytes: Option<u64>,
@@ -74,8 +74,7 @@ pub(crate) fn run(context: &Context, args: &args::Memory) -> Result<()> {
     // The measurements are printed even if the file cannot be written.
     let written = write_csv(&args.policies, &charts(&rows));
     if context.json {
-        print_json(&json!({ "about": about, "results": rows }))?;
-        return written;
+        return print_result(json!({ "about": about, "results": rows }), written);
     }
     print(&about.page(&table(&rows), "", args.policies.markdown))?;
     written
@@ -102,9 +101,6 @@ fn apart(policy: &Policy) -> Result<PolicyMemory> {
 fn measure(context: &Context, args: &args::Memory, method: &Method, policy: &Policy) -> Result<PolicyMemory> {
     let (engine, _folder) = engine(context)?;
     let prompt = prompts(&engine, &args.policies, &[args.policies.prompt], args.policies.tokens)?.remove(0);
-    let config = engine.decoder().config();
-    let copies = if policy.built.per_query_head { config.heads / config.kv_heads } else { 1 };
-    let token = engine.decoder().shape().token_bytes(context.global.kv) * copies;
     // A short answer first touches the memory that every request needs.
     answer(&engine, &prompt, (method, policy), args.policies.tokens.min(8), |_| ())?;
     let before = resident_memory();
@@ -116,7 +112,7 @@ fn measure(context: &Context, args: &args::Memory, method: &Method, policy: &Pol
             points.push(MemoryPoint {
                 tokens,
                 retained: progress.retained,
-                held_bytes: progress.retained * token,
+                held_bytes: progress.kv_bytes_held,
                 resident_bytes: resident_memory().zip(before).map(|(now, before)| now.saturating_sub(before)),
             });
         }

@@ -10,6 +10,7 @@ use tempfile::TempDir;
 use crate::documents::read_documents;
 use crate::output::{Console, Fail};
 use crate::settings::Context;
+use crate::signals::remove_at_signal;
 
 const DOCUMENTS: [&str; 3] = [
     include_str!("../../../../examples/docs/drive/chain.md"),
@@ -19,12 +20,19 @@ const DOCUMENTS: [&str; 3] = [
 /// Questions about [`DOCUMENTS`], one a line.
 const QUESTIONS: &str = include_str!("../../../../examples/questions-drive.txt");
 
-/// The engine on a temporary store, which is removed with the folder.
-pub(super) fn engine(context: &Context) -> Result<(Engine, TempDir)> {
+/// A temporary folder for the chunks of a benchmark, which Ctrl-C and SIGTERM remove as well.
+pub(super) fn folder() -> Result<TempDir> {
     let folder = tempfile::Builder::new()
         .prefix("refrain-bench-")
         .tempdir()
         .context("cannot make a folder for the chunks of this benchmark")?;
+    remove_at_signal(folder.path()).context("cannot wait for signals")?;
+    Ok(folder)
+}
+
+/// The engine on a temporary store, which is removed with the folder.
+pub(super) fn engine(context: &Context) -> Result<(Engine, TempDir)> {
+    let folder = folder()?;
     Ok((
         context.engine_on(Store::open(folder.path(), context.global.memory)?, &Instructions::default())?,
         folder,

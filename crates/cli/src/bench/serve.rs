@@ -19,10 +19,10 @@ use self::host::{Host, Memory, Variant};
 use self::report::{Cell, Part, Row};
 use self::traffic::{FEW, HOT, Traffic, shares};
 use super::measurement::Setup;
-use super::prompts::{documents, questions};
+use super::prompts::{documents, folder, questions};
 use crate::args::{self, Scenario};
 use crate::methods;
-use crate::output::{Fail, bytes, count, print, print_json, seconds, warn};
+use crate::output::{Fail, bytes, count, print, print_result, seconds, warn};
 use crate::settings::Context;
 use crate::table::Table;
 
@@ -65,9 +65,14 @@ pub(crate) fn run(context: &Context, args: &args::ServeBench) -> Result<()> {
             (Host::Running { url, keys: args.api_key.clone() }, None)
         }
         None => {
-            let folder = tempfile::Builder::new().prefix("refrain-bench-").tempdir()?;
+            let folder = folder()?;
             let mut own = context.clone();
             own.store = folder.path().to_owned();
+            // Documents of a benchmark are for no other machine, and chunks of others would be fetched in place of computed.
+            #[cfg(feature = "remote")]
+            {
+                own.global.remote = None;
+            }
             let engine = own.open_engine(&Instructions::default())?;
             let about = Setup::new(&**engine.decoder().device(), args.rounds());
             (Host::own(engine, folder, args)?, Some(about))
@@ -97,13 +102,14 @@ pub(crate) fn run(context: &Context, args: &args::ServeBench) -> Result<()> {
     let results = bench.measure()?;
     bench.bar.finish_and_clear();
     let failed: usize = results.rows.iter().filter(|row| row.part == Part::All).map(Row::server_errors).sum();
-    let told = bench.tell(context, about.as_ref(), results);
     // The status tells of failures where nobody reads the output, too.
-    if failed > 0 {
-        let message = format!("the server failed {}", count(failed, "request"));
-        return Err(Fail::new(message).hint("its log says why").into());
-    }
-    told
+    let outcome = match failed {
+        0 => Ok(()),
+        _ => Err(Fail::new(format!("the server failed {}", count(failed, "request")))
+            .hint("its log says why")
+            .into()),
+    };
+    bench.tell(context, about.as_ref(), results, outcome)
 }
 
 /// # Errors
@@ -142,6 +148,7 @@ impl Bench<'_> {
             server.stop();
             Ok(memory)
         };
+        self.host.prepare(&methods, &self.documents)?;
         results.memory_before = idle()?;
         for round in 0..rounds as usize {
             let mut place = 0;
@@ -238,17 +245,25 @@ impl Bench<'_> {
         Ok(low)
     }
 
-    fn tell(&self, context: &Context, about: Option<&Setup>, results: Results) -> Result<()> {
+    /// Prints the results, with the error that came with them, if there is one.
+    fn tell(
+        &self,
+        context: &Context,
+        about: Option<&Setup>,
+        results: Results,
+        outcome: Result<()>,
+    ) -> Result<()> {
         let Results { rows, limits, memory_before, memory_after } = results;
         let (args, compares) = (self.args, !self.args.compare.is_empty());
         if context.json {
             let limits: BTreeMap<&str, f64> =
                 limits.iter().map(|(method, rate)| (method.as_str(), *rate)).collect();
-            return print_json(&json!({
+            let result = json!({
                 "about": about, "scenario": args.scenario, "rounds": args.rounds(), "memory_before": memory_before,
                 "memory_after": memory_after,
                 "results": rows, "ttft_limit": args.limit.map(|l| l.as_secs_f64()), "highest_rate": limits,
-            }));
+            });
+            return print_result(result, outcome);
         }
         let whose = match (about, &self.host) {
             (None, Host::Running { url, .. }) => url.clone(),
@@ -276,7 +291,8 @@ impl Bench<'_> {
         if !errors.is_empty() {
             text += &format!("\nFailures, the first of each:\n{errors}");
         }
-        print(&(text + &limits_text(args.limit, &limits)))
+        let printed = print(&(text + &limits_text(args.limit, &limits)));
+        outcome.and(printed)
     }
 
     /// The documents of requests, in words.

@@ -13,7 +13,7 @@ use super::kind::nouns;
 use crate::args;
 use crate::machine::host_name;
 use crate::output::{
-    Exit, Fail, LASTING, SOME_FAILED, STOPPED, count, number, one_line, print, print_json, seconds,
+    Exit, Fail, LASTING, SOME_FAILED, STOPPED, count, number, one_line, print, print_result, seconds,
 };
 use crate::settings::Context;
 use crate::signals::stop_flag;
@@ -68,26 +68,30 @@ impl Runner<'_> {
         let report = report?;
         let failed = job.failed()?;
         // The status below tells of failures where nobody reads the output, too.
-        let printed = if context.json {
-            print_json(&json!({
+        let broken = if report.complete { 0 } else { report.broken.len() };
+        let outcome = match broken {
+            0 => Ok(()),
+            _ => Err(Fail::new(format!("{} cannot be read and are not done", count(broken, "shard")))
+                .hint("give another --job, and plan the same again")
+                .status(LASTING)
+                .into()),
+        };
+        let told = if context.json {
+            let result = json!({
                 "job": self.url, "complete": report.complete, "shards": report.shards,
                 "items": report.tally.items, "weight": report.tally.weight,
                 "seconds": report.tally.busy.as_secs_f64(), "failed": failed, "broken": report.broken,
-            }))
+            });
+            print_result(result, outcome)
         } else {
-            print(&self.end(job, &report, &failed))
+            let printed = print(&self.end(job, &report, &failed));
+            outcome.and(printed)
         };
-        match (report.complete, report.broken.is_empty()) {
-            (true, _) if failed.is_empty() => printed,
-            (true, _) => Err(Exit(SOME_FAILED).into()),
-            (false, true) => Err(Exit(STOPPED).into()),
-            (false, false) => Err(Fail::new(format!(
-                "{} cannot be read and are not done",
-                count(report.broken.len(), "shard")
-            ))
-            .hint("give another --job, and plan the same again")
-            .status(LASTING)
-            .into()),
+        match report.complete {
+            _ if broken > 0 => told,
+            true if failed.is_empty() => told,
+            true => Err(Exit(SOME_FAILED).into()),
+            false => Err(Exit(STOPPED).into()),
         }
     }
 

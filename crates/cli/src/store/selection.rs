@@ -7,7 +7,7 @@ use crate::settings::Context;
 
 /// Keys of the chunks of the user's namespace that begin with these digits, or of all of them.
 pub(super) fn keys(context: &Context, store: &Store, keys: &[String], all: bool) -> Result<Vec<ChunkKey>> {
-    let namespace = context.namespace()?;
+    let namespace = context.existing_namespace()?;
     let scope = Scope::Namespace(&namespace);
     if all {
         return Ok(store.list(scope)?.chunks.iter().map(|info| info.key).collect());

@@ -16,7 +16,8 @@ pub(super) struct FrontRow {
     pub(super) prefix: String,
     /// Median share of the documents' rows that were computed.
     pub(super) charged: f64,
-    /// Median of vanilla's time to the first token over the variant's.
+    /// Median of vanilla's time to the first token, measured beside the variant's where it was, over the variant's; 0 where chunks were
+    /// prefilled within every answer.
     pub(super) speedup: f64,
     pub(super) kl: f64,
     kl_median: f64,
@@ -65,11 +66,11 @@ pub(super) fn front(records: &[&Record]) -> (Vec<FrontRow>, usize) {
         let fidelity = |of: fn(&refrain_eval::Fidelity) -> f64| -> Vec<f64> {
             pairs().map(|(own, _)| own.fidelity.as_ref().map_or(0.0, of)).collect()
         };
-        let cost = |of: fn(&refrain_eval::Cost, &refrain_eval::Cost) -> f64| -> Vec<f64> {
-            pairs()
-                .filter_map(|(own, vanilla)| Some(of(own.cost.as_ref()?, vanilla.cost.as_ref()?)))
-                .collect()
-        };
+        let charged = pairs().filter_map(|(own, _)| Some(own.cost.as_ref()?.charged_ratio));
+        let speedup = pairs().filter_map(|(own, vanilla)| {
+            let own = own.cost.as_ref()?;
+            Some(own.vanilla_or(vanilla.cost.as_ref())?.ttft / own.timed(own.ttft)?)
+        });
         let score = |record: &Record| record.scores.get("score").copied().unwrap_or(0.0);
         let (own, all) =
             pairs().fold((0.0, 0.0), |sum, (own, vanilla)| (sum.0 + score(own), sum.1 + score(vanilla)));
@@ -83,8 +84,8 @@ pub(super) fn front(records: &[&Record]) -> (Vec<FrontRow>, usize) {
         FrontRow {
             method: join(method, options.map(|(option, value)| format!("{option}={value}"))),
             prefix: prefix.to_owned(),
-            charged: median(cost(|own, _| own.charged_ratio)),
-            speedup: median(cost(|own, vanilla| vanilla.ttft / own.ttft)),
+            charged: median(charged.collect()),
+            speedup: median(speedup.collect()),
             kl: mean(&fidelity(|f| f.kl)),
             kl_median: median(fidelity(|f| f.kl)),
             top1: mean(&fidelity(|f| f.top1)),
@@ -132,7 +133,7 @@ pub(super) fn table(rows: &[FrontRow], chosen: &FrontRow) -> String {
             if row == chosen { "*" } else { "" }.to_owned(),
             row.method.clone(),
             row.prefix.clone(),
-            format!("{:.2}x", row.speedup),
+            if row.speedup > 0.0 { format!("{:.2}x", row.speedup) } else { "–".to_owned() },
             format!("{:.1} %", 100.0 * row.charged),
             format!("{:.4}", row.kl),
             format!("{:.1} %", 100.0 * row.top1),
@@ -200,6 +201,39 @@ mod tests {
         let drift = &rows[1];
         assert_eq!((drift.method.as_str(), drift.prefix.as_str()), ("drift:charge=0.1", "system"));
         assert_eq!((drift.speedup, drift.top1, drift.score), (4.0, 0.5, 0.5));
+    }
+
+    /// Vanilla's records may be of an hour in which the machine had less other work, and chunks that are prefilled within an answer are no
+    /// part of its method's time.
+    #[test]
+    fn a_variant_is_set_against_vanilla_beside_its_answers() {
+        let record = |method: &str, sample: &str, ttft: f64, prefilled_chunks: usize| Record {
+            method: method.to_owned(),
+            sample: sample.to_owned(),
+            cost: Some(refrain_eval::Cost {
+                ttft,
+                prefilled_chunks,
+                vanilla: (method == "drift")
+                    .then(|| refrain_eval::VanillaCost { ttft: 5.0, ..Default::default() }),
+                ..Default::default()
+            }),
+            ..Record::default()
+        };
+        let records = [
+            record("vanilla", "a", 2.0, 0),
+            record("vanilla", "b", 2.0, 0),
+            record("drift", "a", 2.5, 0),
+            record("drift", "b", 50.0, 3),
+            record("pie", "a", 1.0, 1),
+            record("pie", "b", 1.0, 1),
+        ];
+        let (rows, _) = front(&records.iter().collect::<Vec<_>>());
+        let speedups: Vec<f64> = rows.iter().map(|row| row.speedup).collect();
+        assert_eq!(speedups, [1.0, 2.0, 0.0]);
+        let chosen = choose(&rows, 0.0).unwrap();
+        assert_eq!(chosen.method, "drift");
+        let shown = table(&rows, chosen);
+        assert!(shown.lines().any(|line| line.contains("pie") && line.contains('–')), "{shown}");
     }
 
     #[test]

@@ -19,7 +19,14 @@ fn measured(more: &[&str]) -> Value {
     let asked = ["--docs", docs.to_str().unwrap(), "--questions", &questions, "--per-request", "1-2"];
     // A proxy reaches no server of this machine.
     let mut bench = home.command(&[&own, asked.as_slice(), more, &["--json"]].concat());
-    let told = Ran::of(bench.env("HTTP_PROXY", "http://127.0.0.1:9").output().unwrap()).good().out;
+    let shared = home.path("shared");
+    std::fs::create_dir(&shared).unwrap();
+    bench
+        .env("HTTP_PROXY", "http://127.0.0.1:9")
+        .env("REFRAIN_REMOTE", format!("file://{}", shared.display()));
+    let told = Ran::of(bench.output().unwrap()).good().out;
+    let left = std::fs::read_dir(&shared).unwrap().count();
+    assert_eq!(left, 0, "documents of a benchmark are in the object store of the machine");
     serde_json::from_str(&told).unwrap()
 }
 
@@ -147,6 +154,7 @@ fn options_that_do_not_go_together_are_refused() {
     serve(&["--compare", "speculation", "--limit", "1s"]).failed(2, &["--limit and --compare"]);
     serve(&["--compare", "speculation", "--url", "http://localhost:1"]).failed(2, &["--url"]);
     serve(&["--clients", "1,0"]).failed(2, &["--clients", "1.."]);
+    serve(&["--max-num-seqs", "0"]).failed(2, &["--max-num-seqs", "1.."]);
     serve(&["--scenario", "anything"]).failed(2, &["multi-turn", "extractive"]);
 }
 
@@ -158,4 +166,32 @@ fn decoding_is_measured_over_chunks_that_are_stored() {
     let more = ["--prompt", "200", "--tokens", "8", "--short", "4", "--chunk-tokens", "64"];
     let told = home.json(&[&words[..], &more].concat());
     assert_eq!(told["results"][0]["prefilled_chunks"], 0, "{told}");
+}
+
+/// Ctrl-C and SIGTERM leave no chunks of a benchmark behind.
+#[cfg(unix)]
+#[test]
+fn a_stopped_benchmark_removes_its_folder() {
+    let home = Home::new();
+    let temporary = home.write("tmp/other", "").with_file_name("");
+    let entries = |folder: &Path| -> Vec<PathBuf> {
+        std::fs::read_dir(folder)
+            .map_or_else(|_| Vec::new(), |all| all.map(|entry| entry.unwrap().path()).collect())
+    };
+    for signal in ["-INT", "-TERM"] {
+        let words =
+            ["bench", "ttft", "--model", TINY, "--prefix", "none", "--methods", "pie", "--runs", "1000000"];
+        let mut bench = home.command(&[&words[..], &["--lengths", "300", "--chunk-tokens", "64"]].concat());
+        let bench = bench.env("TMPDIR", &temporary).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut bench = bench.spawn().unwrap();
+        let begun = std::time::Instant::now();
+        // The store has files once the measurement has begun.
+        while !entries(&temporary).iter().any(|path| !entries(path).is_empty()) {
+            assert!(begun.elapsed().as_secs() < 60 && bench.try_wait().unwrap().is_none());
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        assert!(Command::new("kill").args([signal, &bench.id().to_string()]).status().unwrap().success());
+        Ran::of(bench.wait_with_output().unwrap()).failed(130, &[]);
+        assert_eq!(entries(&temporary), [temporary.join("other")], "{signal}");
+    }
 }

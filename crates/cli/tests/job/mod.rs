@@ -162,6 +162,12 @@ fn a_shard_that_is_gone_ends_runners_for_good() {
     std::fs::remove_file(shards.join(gone)).unwrap();
     home.run(&["job", "run", "--job", &url(&home, "job")])
         .failed(4, &["1 shard cannot be read", "another --job"]);
+    // JSON is one value, which has the error as well.
+    let ran = home.run(&["job", "run", "--job", &url(&home, "job"), "--json"]);
+    let ran = ran.failed(4, &["error: 1 shard cannot be read", "another --job"]);
+    let told: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert!(told["broken"].as_object().unwrap().len() == 1 && told["hint"].is_string(), "{told}");
+    assert!(told["error"].as_str().unwrap().contains("1 shard cannot be read"), "{told}");
     assert_eq!(names(&home.path("job/done"), "").len(), 1, "the other one is done");
 }
 

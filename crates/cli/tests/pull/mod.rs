@@ -242,6 +242,24 @@ fn a_hub_cannot_write_outside_its_cache() {
     Hub::start(&files, sum, whole).pull(&home, "hf:org/name").failed(1, &["../x.safetensors"]);
 }
 
+/// A folder that is whole is there without the hub, as a file is.
+#[test]
+fn a_fetched_folder_needs_no_hub() {
+    let home = Home::new();
+    let files = [("config.json", b"{}".to_vec()), ("model.safetensors", weights())];
+    let path = Hub::start(&files, sum, whole).pull(&home, "hf:org/name").good().out;
+    let (refusing, _) = refusing(503);
+    for url in ["http://127.0.0.1:9", &refusing] {
+        let again = Ran::of(command(&home, &["pull", "hf:org/name"], url).output().unwrap()).good();
+        assert_eq!(again.out, path);
+        assert!(again.err.contains("warning: hf:org/name is taken as the cache has it"), "{}", again.err);
+    }
+    // A folder without its configuration is not whole.
+    std::fs::remove_file(home.path(&format!("{REPOSITORY}/snapshots/c0ffee/config.json"))).unwrap();
+    let part = Ran::of(command(&home, &["pull", "hf:org/name"], &refusing).output().unwrap());
+    part.failed(1, &["cannot fetch hf:org/name"]);
+}
+
 #[test]
 fn a_cache_that_takes_no_files_is_told_from_a_hub_that_sends_none() {
     let home = Home::new();

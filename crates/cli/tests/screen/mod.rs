@@ -10,12 +10,14 @@ impl Home {
     /// The last screen of a command at a terminal of `columns` columns. Ctrl-C is sent once the regular expression `stop` is found; an
     /// empty one sends none.
     fn screen(&self, columns: usize, stop: &str, words: &[&str]) -> Ran {
+        self.screen_of(columns, stop, &[&[env!("CARGO_BIN_EXE_refrain")], words].concat())
+    }
+
+    /// The last screen of any program.
+    fn screen_of(&self, columns: usize, stop: &str, program: &[&str]) -> Ran {
         let mut terminal = Command::new(serve::python());
         let script = book::root().join("tests/e2e/screen.py");
-        self.settle(&mut terminal)
-            .arg(script)
-            .args([&columns.to_string(), stop, env!("CARGO_BIN_EXE_refrain")])
-            .args(words);
+        self.settle(&mut terminal).arg(script).args([&columns.to_string(), stop]).args(program);
         Ran::of(terminal.output().unwrap())
     }
 }
@@ -88,6 +90,23 @@ fn a_terminated_text_ends_with_its_statistics() {
     let sent = Command::new("kill").args(["-TERM", &text.id().to_string()]).status().unwrap();
     assert!(sent.success());
     Ran::of(text.wait_with_output().unwrap()).failed(130, &["prompt tokens; TTFT"]);
+}
+
+/// A question is seen wherever standard output goes.
+#[cfg(unix)]
+#[test]
+fn a_question_is_asked_at_the_terminal() {
+    let home = Home::new();
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    let docs = home.write("docs/bolts.md", "A stem bolt is tightened to 5 Nm.");
+    let ingest = ["ingest", docs.to_str().unwrap(), "--model", model.to_str().unwrap(), "--prefix", "none"];
+    home.run(&ingest).good();
+    let removed = home.path("removed.txt");
+    let script = r#"exec timeout --foreground 20 "$0" store rm --all > "$1""#;
+    let program = ["sh", "-c", script, env!("CARGO_BIN_EXE_refrain"), removed.to_str().unwrap()];
+    let ran = home.screen_of(80, r"\[y/N\]", &program);
+    assert!(ran.out.contains("remove 1 chunk") && ran.code != 0, "{} {}", ran.code, ran.out);
+    assert_eq!((std::fs::read(&removed).unwrap().len(), home.chunk_files().len()), (0, 1));
 }
 
 /// Names of files are shown without the control characters that they may have.

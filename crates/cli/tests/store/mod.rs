@@ -107,6 +107,8 @@ fn a_store_that_is_missing_is_told() {
         let named = [&words[..], &["--store", missing.to_str().unwrap()]].concat();
         home.run(&named).failed(1, &["there is no store at", "missing", "refrain ingest"]);
         home.run(&words).good();
+        // No key is made to derive a namespace either.
+        home.run(&[&words[..], &["--credential", "anna"]].concat()).good();
     }
     home.run(&["store", "export", "chunks.tar"]).failed(1, &["there is no store at"]);
     assert!(!missing.exists() && !home.path("data").exists());
@@ -125,6 +127,8 @@ fn a_folder_without_a_store_is_left_as_it_is() {
         let run = |folder: &Path| home.run(&[&words[..], &["--store", folder.to_str().unwrap()]].concat());
         run(&other).failed(1, &["other", "holds no store", "refrain ingest", "--store"]);
         run(&empty).good();
+        home.run(&[&words[..], &["--store", empty.to_str().unwrap(), "--credential", "anna"]].concat())
+            .good();
     }
     let search = ["ask", "Why?", "--search", "--model", model.to_str().unwrap(), "--prefix", "none"];
     for words in [&["store", "export", "-"][..], &search] {

@@ -143,6 +143,15 @@ fn what_cannot_be_tuned_is_told() {
     };
     assert_eq!(said(&[]), (true, true));
     assert_eq!(said(&["--methods", "pie", "--time-budget", "1m"]), (false, false));
+    // The making of the questions takes part of the time.
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    let (model, asked) =
+        (model.to_str().unwrap(), early.write("asked.jsonl", "{\"question\": \"How tight?\"}\n"));
+    let words = ["tune", file.to_str().unwrap(), "--model", model, "--methods", "pie", "--prefixes", "none"];
+    let more = ["--questions", asked.to_str().unwrap(), "--time-budget", "0s"];
+    early
+        .run(&[&words[..], &more].concat())
+        .failed(1, &["--time-budget was over before all questions", "--samples"]);
     if !real_model() {
         return;
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use refrain::engine::{Document, Engine};
+use refrain::fusion::METHODS;
 use refrain::store::NamespaceKey;
 use refrain_server::{ApiKeys, App, Listener, Options};
 use serde::Serialize;
@@ -86,6 +87,21 @@ impl Host {
         let keys = (1..=keys).map(|n| ApiKeys::add(&path, &format!("key-{n}")));
         let keys = keys.collect::<Result<Vec<String>, _>>()?;
         Ok(Host::Own { engine: Box::new(engine), folder, keys, max_num_seqs: args.max_num_seqs })
+    }
+
+    /// Has the store keep the documents in every form that measurements ask for. A chunk that stands first in a prompt may be another one than
+    /// elsewhere, which no ingest computes: a request over each document alone does.
+    pub(super) fn prepare(&self, methods: &[&str], documents: &[Document]) -> Result<()> {
+        let server = self.serve(Variant::default(), methods, documents)?;
+        let reusing =
+            methods.iter().filter(|method| METHODS.parse(method).is_ok_and(|method| method.reuses()));
+        for method in reusing {
+            for (key, ids) in server.ids.iter().enumerate() {
+                ids.iter().for_each(|id| ask(&server.client(key), method, id));
+            }
+        }
+        server.stop();
+        Ok(())
     }
 
     /// A server with nothing in its prefix cache, and with the documents: ready for the methods.
@@ -190,4 +206,49 @@ fn bring(client: &Client<'_>, method: &str, documents: &[Document]) -> Result<Ve
         ids.extend(some.map(str::to_owned));
     }
     Ok(ids)
+}
+
+/// Asks for one token over a document. A request that fails here fails while it is measured, too, and is counted there.
+fn ask(client: &Client<'_>, method: &str, id: &str) {
+    let body = json!({
+        "messages": [{ "role": "user", "content": "?" }], "documents": [{ "id": id }], "max_tokens": 1, "refrain": { "method": method },
+    });
+    let answer = client.post("/v1/chat/completions", &body);
+    // The chunk is stored before the answer ends.
+    let _ = answer.map(|answer| answer.into_body().read_to_string());
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use refrain::engine::{Instructions, Prefix, Settings};
+    use refrain::eviction::Eviction;
+    use refrain::store::Store;
+
+    use super::*;
+
+    #[test]
+    fn chunks_that_stand_first_are_computed_before_a_server_is_measured() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tiny/llama");
+        let settings = Settings { chunk_tokens: 64, ..Settings::default() };
+        let engine = Engine::open(Path::new(path), Store::in_memory(1 << 24), settings, |_, _| ()).unwrap();
+        let around = Instructions::default();
+        let engine = engine.with_prefix(&Prefix::Averaged, || engine.system_part(&around)).unwrap();
+        let document = |wheel: u32| {
+            let text = format!("Wheel {wheel} has 2{wheel} spokes and a valve of brass.");
+            [Document { title: String::new(), text }]
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let host = Host::Own { engine: Box::new(engine.clone()), folder, keys: Vec::new(), max_num_seqs: 2 };
+        let computed = |documents: &[Document]| {
+            let prompt = engine.prompt(documents, "Which valve?", &around).unwrap();
+            let method = METHODS.parse("pie").unwrap();
+            engine.measure(&prompt, &method, Eviction::full()).unwrap().prefilled_chunks
+        };
+        host.serve(Variant::default(), &["pie"], &document(1)).unwrap().stop();
+        assert_ne!(computed(&document(1)), 0, "an ingest computes what stands elsewhere");
+        host.prepare(&["vanilla", "pie"], &document(2)).unwrap();
+        assert_eq!(computed(&document(2)), 0);
+    }
 }
