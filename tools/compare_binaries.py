@@ -46,6 +46,7 @@ FIELDS = {
     "ttft": ("ttft", "ttft_seconds"),
     "curve": ("curve", "tpot_curve"),
     "itl": ("between_tokens", "itl", "itl_seconds"),
+    "clients": ("clients",),
     "output_rate": ("tokens_per_second", "output_tokens_per_second", "output_throughput"),
 }
 
@@ -151,12 +152,15 @@ def decode_case(args):
 
 def serve_case(args):
     def rows(results):
-        pairs = [(method, clients) for method in args.serve_methods for clients in args.clients]
-        for (method, clients), result in zip(pairs, expect(results, len(pairs))):
-            name = f"serve {method} {clients} clients"
-            yield f"{name} output", "tokens/s", figure(result, "output_rate")
-            yield f"{name} ttft", "s", figure(result, "ttft")[0]
-            yield f"{name} itl", "s", figure(result, "itl")[0]
+        expect(results, len(args.serve_methods) * len(args.clients))
+        for clients in args.clients:
+            # Results of as many clients come in the order of the methods, whose options a program may write in its own way.
+            same = [result for result in results if figure(result, "clients") == clients]
+            for method, result in zip(args.serve_methods, expect(same, len(args.serve_methods))):
+                name = f"serve {method} {clients} clients"
+                yield f"{name} output", "tokens/s", figure(result, "output_rate")
+                yield f"{name} ttft", "s", figure(result, "ttft")[0]
+                yield f"{name} itl", "s", figure(result, "itl")[0]
 
     options = {
         "methods": args.serve_methods,

@@ -39,6 +39,28 @@ class Compare(unittest.TestCase):
         path.chmod(0o755)
         return path
 
+    def server(self, name, rates):
+        """A program whose `bench serve` prints a row for each of `rates`: (method, clients, tokens a second)."""
+        rows = [
+            {"method": method, "clients": clients, "tokens_per_second": rate, "ttft": [0.1, 0.2, 0.3], "between_tokens": [0.01, 0.02, 0.03]}
+            for method, clients, rate in rates
+        ]
+        path = self.folder / name
+        path.write_text(
+            f"#!{sys.executable}\n"
+            + textwrap.dedent(
+                f"""
+                import json, sys
+                if "--help" in sys.argv:
+                    print("  --methods <METHODS>\\n  --clients <N>\\n  --seconds <TIME>")
+                else:
+                    print(json.dumps({{"about": {{}}, "results": {rows!r}}}))
+                """
+            )
+        )
+        path.chmod(0o755)
+        return path
+
     def compare(self, before, after, *words):
         command = [sys.executable, SCRIPT, before, after, "--bench", "ttft", "--methods", "vanilla,a3", "--lengths", "64", *words]
         return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -58,6 +80,19 @@ class Compare(unittest.TestCase):
         found = self.compare(quick, slow, "--rounds", "1", "--within", "3")
         self.assertEqual(found.returncode, 1)
         self.assertIn("more than 3 % worse: ttft vanilla 64; ttft a3 64", found.stderr)
+
+    def test_a_row_of_a_server_has_the_method_and_the_clients_that_were_measured(self):
+        rates = [("vanilla", 1, 10.0), ("a3:ratio=0.3", 1, 20.0), ("vanilla", 8, 30.0), ("a3:ratio=0.3", 8, 40.0)]
+        before, after = self.server("before", rates), self.server("after", rates[::2] + rates[1::2])
+        words = ["--bench", "serve", "--serve-methods", "vanilla,a3", "--clients", "1,8", "--rounds", "1"]
+        found = self.compare(before, after, *words)
+        self.assertEqual(found.returncode, 0, found.stderr)
+        for method, clients, rate in rates:
+            row = f"| serve {method.partition(':')[0]} {clients} clients output | {rate} tokens/s | {rate} tokens/s | 1.000 |"
+            self.assertIn(row, found.stdout)
+        found = self.compare(before, self.server("short", rates[:3]), *words)
+        self.assertEqual(found.returncode, 1)
+        self.assertIn("3 results where 4 were expected", found.stderr)
 
     def test_an_unknown_option_or_a_failing_program_is_told(self):
         found = self.compare(self.program("a", "--runs", 0.1), self.program("b", "--turns", 0.1), "--rounds", "1")

@@ -12,7 +12,7 @@ use refrain_kernels::{Device, DeviceFailure};
 use serde::Serialize;
 
 use crate::gpu_cases::{Call, GpuCase, Shapes, gpu_cases};
-use crate::numbers::{microseconds, number};
+use crate::numbers::{self, microseconds, number};
 
 /// The GPU's peaks: operations a second on tensor cores, bytes a second of its memory and from the host.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -153,8 +153,7 @@ fn median(device: &dyn Peaks, call: &mut Call, effort: &Effort) -> Result<f64> {
     for _ in 0..effort.runs {
         times.push(run(calls)? / f64::from(calls));
     }
-    times.sort_by(f64::total_cmp);
-    Ok((times[(times.len() - 1) / 2] + times[times.len() / 2]) / 2.0)
+    Ok(numbers::median(times))
 }
 
 /// The table in Markdown.

@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::cases::{Case, Group, Prepared, cases};
 use crate::gpu::{self, Effort, GpuRow};
-use crate::numbers::{microseconds, number};
+use crate::numbers::{median, microseconds, number};
 
 /// Least seconds of the calls of one run: as long as a round of the peaks, so that both share interruptions alike.
 const RUN: f64 = 1e-3;
@@ -267,8 +267,8 @@ fn measure(cpu: &Cpu, operands: &mut Prepared, runs: usize) -> [f64; 2] {
     while times.len() < runs || start.elapsed().as_secs_f64() < RUNS {
         times.push(run(calls) / f64::from(calls));
     }
-    times.sort_by(f64::total_cmp);
-    [(times[(times.len() - 1) / 2] + times[times.len() / 2]) / 2.0, times[0]]
+    let best = times.iter().copied().fold(f64::INFINITY, f64::min);
+    [median(times), best]
 }
 
 /// The value of a line `NAME: VALUE` of a system file, where the system has it.

@@ -9,6 +9,8 @@ use refrain_fusion::METHODS;
 use refrain_store::Store;
 use serde::Deserialize;
 
+use crate::numbers::median;
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// GGUF file or Hugging Face folder
@@ -95,9 +97,4 @@ fn answer(engine: &Engine, prompt: &Prompt, options: &Options, speculative_token
     let request = GenerateRequest::new(METHODS.parse(&options.method)?, sampling);
     let request = GenerateRequest { speculative_tokens, ..request };
     Ok(engine.answer(prompt, &request, |_| true)?)
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }

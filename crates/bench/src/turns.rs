@@ -13,6 +13,8 @@ use refrain_model::Message;
 use refrain_store::Store;
 use serde::Deserialize;
 
+use crate::numbers::median;
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// GGUF file or Hugging Face folder
@@ -64,7 +66,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     );
     println!("| --- | --- | ---: | ---: | ---: | ---: | ---: |");
     for method in &options.methods {
-        let mut found = Found::default();
+        let (methods, mut found) = ([(method.clone(), METHODS.parse(method)?)], Found::default());
         for line in text.lines().take(options.samples) {
             let Question { question, docs } = serde_json::from_str(line)?;
             let prompt = |turns: &[Message]| engine.prompt_of_turns(engine.chunks(&docs)?, turns, &around);
@@ -74,8 +76,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             let said = first_turn(&keeping, &prompt(&turns)?, method, options.tokens)?;
             turns.extend([Message::text("assistant", &said), Message::text("user", &question)]);
             let second = prompt(&turns)?;
-            found.anew.push(compared(&engine, &second, method, options)?);
-            let taken = compared(&keeping, &second, method, options)?;
+            let (full, tokens) = (Eviction::full(), options.compare_tokens);
+            found.anew.push(only(engine.compare(&second, &methods, full, tokens)?)?);
+            let taken = only(keeping.compare_taking_over(&second, &methods, full, tokens)?)?;
             anyhow::ensure!(taken.stats.prefix_tokens > 0, "the second turn took nothing over");
             found.taken.push(taken);
         }
@@ -93,20 +96,16 @@ fn first_turn(engine: &Engine, prompt: &Prompt, method: &str, tokens: usize) -> 
     Ok(engine.answer(prompt, &request, |_| true)?.text)
 }
 
-fn compared(engine: &Engine, prompt: &Prompt, method: &str, options: &Options) -> Result<Comparison> {
-    let methods = [(method.to_owned(), METHODS.parse(method)?)];
-    let compared = engine.compare(prompt, &methods, Eviction::full(), options.compare_tokens)?;
+fn only(compared: Vec<Comparison>) -> Result<Comparison> {
     compared.into_iter().next().context("a method has a comparison")
 }
 
 fn print(method: &str, way: &str, of: &[Comparison]) {
     let mean = |value: fn(&Comparison) -> f64| of.iter().map(value).sum::<f64>() / of.len().max(1) as f64;
-    let mut kl: Vec<f64> = of.iter().map(|compared| compared.kl).collect();
-    kl.sort_by(f64::total_cmp);
     println!(
         "| {method} | {way} | {:.4} | {:.4} | {:.4} | {:.3} | {:.0} |",
         mean(|of| of.kl),
-        kl.get(kl.len() / 2).copied().unwrap_or_default(),
+        median(of.iter().map(|compared| compared.kl).collect()),
         mean(|of| of.kl_first),
         mean(|of| of.top1),
         mean(|of| of.stats.prompt_tokens.saturating_sub(of.stats.prefix_tokens) as f64),

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_refrain-bench"))
@@ -89,6 +89,35 @@ fn kernels_are_measured_against_the_machine() {
         assert!(table.contains(row["shape"].as_str().unwrap()), "{row}");
     }
     assert!(told["about"]["threads"].as_u64().unwrap() > 0);
+}
+
+/// The second turn of a conversation is measured over what the first has left, and anew.
+#[test]
+fn second_turns_are_measured_taken_over_and_anew() {
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tiny/llama");
+    let folder = tempfile::tempdir().unwrap();
+    let questions = folder.path().join("questions.jsonl");
+    let wheel = |number: u32| {
+        let text = format!("Wheel {number} has 2{number} spokes of steel and a valve of brass.");
+        json!({ "title": format!("Wheel {number}"), "text": text })
+    };
+    let asked = json!({ "question": "Which valve?", "docs": [wheel(1), wheel(2)] });
+    std::fs::write(&questions, format!("{asked}\n{asked}\n")).unwrap();
+    let words =
+        ["--prefix", "system", "--first", "How many spokes?", "--tokens", "4", "--compare-tokens", "4"];
+    let ran = program().args(["turns", model]).arg(&questions).args(words).output().unwrap();
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    let table = String::from_utf8(ran.stdout).unwrap();
+    for method in ["drift:charge=0.15", "pie"] {
+        let computed = |way: &str| -> f64 {
+            let start = format!("| {method} | {way} | ");
+            let row =
+                table.lines().find(|line| line.starts_with(&start)).unwrap_or_else(|| panic!("{table}"));
+            row.split(" | ").last().unwrap().trim_end_matches(" |").parse().unwrap()
+        };
+        assert!(2.0 * computed("taken over") < computed("anew"), "{table}");
+    }
+    assert_eq!(table.matches("nearer taken over").count(), 2, "{table}");
 }
 
 #[test]

@@ -163,6 +163,17 @@ impl From<&Cost> for VanillaCost {
 }
 
 impl Cost {
+    /// Vanilla's costs of the sample: those measured beside the answer, or else those of vanilla's own record, which may be of another
+    /// machine or hour.
+    pub fn vanilla_or(&self, record: Option<&Cost>) -> Option<VanillaCost> {
+        self.vanilla.or_else(|| record.map(VanillaCost::from))
+    }
+
+    /// A time to the first token; none where chunks were prefilled within it.
+    pub fn timed(&self, seconds: f64) -> Option<f64> {
+        (self.prefilled_chunks == 0).then_some(seconds)
+    }
+
     /// The costs in the statistics of a request; `group` is query heads a KV head.
     pub fn of(stats: &RequestStats, group: usize) -> Cost {
         let own = if stats.kv_accounting == "query_head" { group } else { 1 };

@@ -207,9 +207,7 @@ impl<'a> Data<'a> {
             Aggregate::Against(of) => {
                 let against = |record: &Record, vanilla: &Record| {
                     let cost = record.cost.as_ref()?;
-                    // Vanilla's record may be of another machine.
-                    let vanilla = cost.vanilla.or_else(|| Some(vanilla.cost.as_ref()?.into()))?;
-                    of(cost, &vanilla).filter(|ratio| ratio.is_finite())
+                    of(cost, &cost.vanilla_or(vanilla.cost.as_ref())?).filter(|ratio| ratio.is_finite())
                 };
                 let vanilla = self.vanilla()?;
                 let groups =

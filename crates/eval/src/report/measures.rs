@@ -47,12 +47,12 @@ pub(super) const HIT_RATE_40: Measure =
 pub(super) const HIT_RATE: Measure =
     measure("hit_rate", "Hit rate, as many as recomputed", Unit::Percent, Aggregate::Mean(|f| f.hit_rate));
 pub(super) const TTFT: Measure =
-    measure("ttft", "TTFT", Unit::Seconds, Aggregate::Median(|c| timed(c, c.ttft)));
+    measure("ttft", "TTFT", Unit::Seconds, Aggregate::Median(|c| c.timed(c.ttft)));
 pub(super) const TTFT_SPEEDUP: Measure = measure(
     "ttft_speedup",
     "TTFT speed-up",
     Unit::Times,
-    Aggregate::Against(|c, vanilla| Some(vanilla.ttft / timed(c, c.ttft)?)),
+    Aggregate::Against(|c, vanilla| Some(vanilla.ttft / c.timed(c.ttft)?)),
 );
 pub(super) const TPOT_SPEEDUP: Measure = measure(
     "tpot_speedup",
@@ -122,12 +122,12 @@ pub(super) const ALL: &[Measure] = &[
     HIT_RATE,
     TTFT,
     TTFT_SPEEDUP,
-    measure("compute_ttft", "", Unit::Seconds, Aggregate::Median(|c| timed(c, c.compute_ttft))),
+    measure("compute_ttft", "", Unit::Seconds, Aggregate::Median(|c| c.timed(c.compute_ttft))),
     measure(
         "compute_ttft_speedup",
         "",
         Unit::Times,
-        Aggregate::Against(|c, v| Some(v.compute_ttft / timed(c, c.compute_ttft)?)),
+        Aggregate::Against(|c, v| Some(v.compute_ttft / c.timed(c.compute_ttft)?)),
     ),
     measure("tpot", "", Unit::Seconds, Aggregate::Median(|c| c.tpot)),
     TPOT_SPEEDUP,
@@ -156,11 +156,6 @@ pub(super) const ALL: &[Measure] = &[
     measure("prompt_tokens", "", Unit::Count, Aggregate::Median(|c| Some(c.prompt_tokens as f64))),
     measure("answer_tokens", "", Unit::Count, Aggregate::Median(|c| Some(c.answer_tokens as f64))),
 ];
-
-/// A time to the first token; none where chunks were prefilled within it.
-fn timed(cost: &Cost, seconds: f64) -> Option<f64> {
-    (cost.prefilled_chunks == 0).then_some(seconds)
-}
 
 /// A share of document tokens; none of a prompt without documents.
 fn of_documents(cost: &Cost, share: f64) -> Option<f64> {
