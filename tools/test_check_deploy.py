@@ -24,6 +24,7 @@ FAULTS = [
     ("templates/networkpolicy.yaml", '(list $ "gateway")', '(list $ "gateways")', "lets in no pods"),
     ("templates/disruption.yaml", '(list "worker" "gateway")', '(list "worker" "gate")', "selects 0 kinds"),
     ("templates/gateway.yaml", "kind: Deployment, name", "kind: StatefulSet, name", "scales nothing"),
+    ("templates/gateway.yaml", '"rule" "tessera"', '"rule" "cost"', "--rule=tessera is not given"),
     ("values.schema.json", '"mode": {"enum": ["plain", "fleet", "job"]}', '"mode": {"type": "string"}', "takes the values"),
     ("values.yaml", "startupSeconds: 600", "startupSeconds: 0", "startupSeconds"),
     ("README.md", "| `engine.drainSeconds` |", "| engine.drainSeconds |", "does not tell of engine.drainSeconds"),

@@ -5,6 +5,7 @@ mod asks;
 mod worker;
 
 use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -20,6 +21,7 @@ use dynamo_runtime::pipeline::{Context, ManyOut};
 use dynamo_runtime::protocols::maybe_error::MaybeError;
 use dynamo_runtime::transports::event_plane::EventSubscriber;
 use dynamo_runtime::{DistributedRuntime, Runtime};
+use futures_util::FutureExt as _;
 use futures_util::stream::{BoxStream, StreamExt as _, unfold};
 use refrain_server::{Report, TENANT_HEADER};
 use serde::{Deserialize, Serialize};
@@ -362,7 +364,11 @@ impl Follower {
     fn ask(&mut self, worker: WorkerId) {
         if self.asks.begin(worker) {
             let cluster = self.cluster.clone();
-            self.answers.spawn(async move { (worker, cluster.report(worker).await) });
+            self.answers.spawn(async move {
+                // An ask that ended without a word would be under way for ever.
+                let report = AssertUnwindSafe(cluster.report(worker)).catch_unwind().await;
+                (worker, report.unwrap_or_else(|_| Err(Lost("asking it panicked".to_owned()))))
+            });
         }
     }
 

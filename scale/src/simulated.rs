@@ -301,7 +301,7 @@ async fn report(
             chunks,
             running: inner.running.load(Relaxed),
             waiting: inner.waiting.load(Relaxed),
-            rates: Rates { seconds, tokens_per_second: inner.simulation.prefill, bytes_per_second: 0.0 },
+            rates: Rates { seconds, tokens_per_second: inner.simulation.prefill, ..Rates::default() },
             stopping: inner.is_stopping.load(Relaxed),
             ready: true,
             model,

@@ -222,8 +222,8 @@ pub(crate) struct Scenario {
     /// Seconds that a state takes to the gateways; each is simulated
     #[arg(long, value_name = "SECONDS", value_delimiter = ',', default_value = "0", help_heading = "Index")]
     pub(crate) delay: Vec<f64>,
-    /// Whether states tell each gateway how many of the worker's requests are its own
-    #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "true",
+    /// Whether states tell each gateway how many of the worker's requests are its own, which those of real workers do not
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", value_parser = BoolishValueParser::new(), hide_possible_values = true, help_heading = "Index")]
     pub(crate) own: bool,
 }

@@ -131,6 +131,17 @@ fn several_gateways_need_prompt_states() {
     assert!(prompt < 1.1 * alone && late > 1.5 * prompt, "{alone} {prompt} {late}");
 }
 
+/// Reports of real workers do not tell gateways apart.
+#[test]
+fn gateways_know_no_more_than_real_ones() {
+    let late = |more: &[&str]| {
+        let options = ["--workers=10", "--requests=300", "--corpus=500", "--delay=10"];
+        summary(&scenario(&[&options, more].concat()), Rule::Cost)
+    };
+    assert_eq!(late(&[]), late(&["--own=false"]));
+    assert_ne!(late(&[]), late(&["--own=true"]));
+}
+
 #[test]
 fn presets_are_scenarios() {
     for line in presets::list().lines() {

@@ -75,10 +75,11 @@ pub(crate) async fn register(
     let adapter = Ingress::for_engine(Arc::new(StockAdapter { router: router.clone() }))?;
     let started_stock = stock.clone().endpoint_builder().handler(adapter).graceful_shutdown(true);
     let started_stock = started_stock.start_with_registration().await?;
-    let model = publish_model(&stock, model).await?;
-    let publisher = Publisher { endpoint, publisher, instance, router, signature, since: None };
+    let published = publish_model(&stock, model).await?;
+    let model = model.to_owned();
+    let publisher = Publisher { endpoint, stock, model, publisher, instance, router, signature, since: None };
     let publisher = tokio::spawn(publisher.run());
-    Ok(Registered { runtime, endpoint: started, stock: started_stock, model, publisher })
+    Ok(Registered { runtime, endpoint: started, stock: started_stock, model: published, publisher })
 }
 
 impl Registered {
@@ -108,6 +109,9 @@ impl Registered {
 /// Publishes reports, and stays in the discovery.
 struct Publisher {
     endpoint: Endpoint,
+    /// The endpoint for the stock front end, and the name of the model that the discovery tells it of.
+    stock: Endpoint,
+    model: String,
     publisher: EventPublisher,
     instance: u64,
     router: Router,
@@ -141,21 +145,36 @@ impl Publisher {
         Ok(())
     }
 
-    /// Puts the worker into the discovery again if it was dropped there: a process that hung for longer than its entry lives is.
+    /// Puts the worker's entries into the discovery again that were dropped there: those of a process that hung for longer than they live are.
     async fn stay(&mut self) -> Result<()> {
-        let id = self.endpoint.id();
-        let query =
-            DiscoveryQuery::Endpoint { namespace: id.namespace, component: id.component, endpoint: id.name };
-        // The discovery is asked itself: what follows it here may have missed the removal while the process hung.
-        let there = self.endpoint.drt().discovery().list(query).await?;
-        if there.iter().any(|instance| instance.instance_id() == self.instance) {
-            return Ok(());
+        if !self.is_there(endpoint_query(&self.endpoint)).await? {
+            tracing::warn!("the discovery has dropped this worker, which is put there again");
+            self.endpoint.register_endpoint_instance().await?;
+            self.publisher = EventPublisher::for_endpoint(&self.endpoint, REPORTS).await?;
         }
-        tracing::warn!("the discovery has dropped this worker, which is put there again");
-        self.endpoint.register_endpoint_instance().await?;
-        self.publisher = EventPublisher::for_endpoint(&self.endpoint, REPORTS).await?;
+        if !self.is_there(endpoint_query(&self.stock)).await? {
+            self.stock.register_endpoint_instance().await?;
+        }
+        let id = self.stock.id();
+        let (namespace, component, endpoint) = (id.namespace, id.component, id.name);
+        if !self.is_there(DiscoveryQuery::EndpointModels { namespace, component, endpoint }).await? {
+            publish_model(&self.stock, &self.model).await?;
+        }
         Ok(())
     }
+
+    /// Whether the discovery has an entry of this worker's. It is asked itself: what follows it here may have missed a removal while the process
+    /// hung.
+    async fn is_there(&mut self, query: DiscoveryQuery) -> Result<bool> {
+        let there = self.endpoint.drt().discovery().list(query).await?;
+        Ok(there.iter().any(|instance| instance.instance_id() == self.instance))
+    }
+}
+
+/// The query for an endpoint's entries in the discovery.
+fn endpoint_query(endpoint: &Endpoint) -> DiscoveryQuery {
+    let id = endpoint.id();
+    DiscoveryQuery::Endpoint { namespace: id.namespace, component: id.component, endpoint: id.name }
 }
 
 async fn report(router: &Router, signature: &HeaderValue, since: Option<(u64, u64)>) -> Result<Report> {

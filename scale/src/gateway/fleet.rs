@@ -10,8 +10,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cluster::{WorkerEvent, WorkerId};
 
-/// Rates of a worker that has measured none yet: a small model on two cores, with a local disk and an object store near by. They decide between
-/// workers until the first requests were answered.
+/// Rates of a worker that has measured none yet: a small model on two cores, with a local disk and an object store near by. Each decides until a
+/// worker has measured it: those of the object store until one has downloaded from it.
 const RATES: refrain_route::Rates =
     refrain_route::Rates { prefill: 3000.0, local: 1e9, remote: 100e6, remote_latency: 0.02, service: 0.1 };
 
@@ -268,9 +268,9 @@ impl Inner {
             rates: refrain_route::Rates {
                 prefill: report.rates.tokens_per_second,
                 local: report.rates.bytes_per_second,
-                // Workers do not tell these, and a latency of 0 would be one.
-                remote: f64::NAN,
-                remote_latency: f64::NAN,
+                remote: report.rates.remote_bytes_per_second,
+                // 0 is one that is not known, which would be taken for a latency.
+                remote_latency: Some(report.rates.remote_latency).filter(|it| *it > 0.0).unwrap_or(f64::NAN),
                 service: report.rates.seconds,
             },
         };

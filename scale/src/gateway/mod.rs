@@ -16,14 +16,13 @@ mod tests;
 mod transcript;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use prometheus_client::metrics::counter::Counter;
 use refrain::store::NamespaceKey;
 use refrain_route::Rule;
-use refrain_server::Options;
+use refrain_server::{BytesInFlight, Options};
 use tokio_util::sync::CancellationToken;
 
 use self::fleet::Fleet;
@@ -42,16 +41,23 @@ struct State {
     key: NamespaceKey,
     metrics: Metrics,
     /// Bytes of bodies that are being received, or whose requests are under way.
-    bytes_in_flight: Arc<AtomicUsize>,
-    /// Is cancelled when streams are to end before their answers.
+    bytes_in_flight: BytesInFlight,
+    /// Is cancelled when requests are to end before their answers.
     stopping: CancellationToken,
 }
 
 impl Gateway {
     /// A gateway before the workers of a cluster, which it chooses by `rule`. `key` is the namespace key that it shares with them.
-    pub(crate) fn new(cluster: Arc<dyn Cluster>, options: Options, key: NamespaceKey, rule: Rule) -> Gateway {
+    pub(crate) fn new(
+        cluster: Arc<dyn Cluster>,
+        mut options: Options,
+        key: NamespaceKey,
+        rule: Rule,
+    ) -> Gateway {
+        options.limits.has_keys = !options.api_keys.is_empty();
         let (fleet, metrics) = (Fleet::new(rule), Metrics::new());
-        let (bytes_in_flight, stopping) = (Arc::default(), CancellationToken::new());
+        let bytes_in_flight = BytesInFlight::new(&options, &options.limits);
+        let stopping = CancellationToken::new();
         Gateway(Arc::new(State { cluster, fleet, options, key, metrics, bytes_in_flight, stopping }))
     }
 
@@ -68,7 +74,7 @@ impl Gateway {
         }
     }
 
-    /// Waits until no request is under way, for at most `limit`. Streams that are under way then end with an error.
+    /// Waits until no request is under way, for at most `limit`. Those that are under way then end with an error.
     pub(crate) async fn drain(&self, limit: Duration) {
         let idle = async {
             while self.0.metrics.under_way() > 0 {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use axum::response::IntoResponse as _;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
@@ -17,6 +17,9 @@ use crate::cluster::{BodyStream, Lost, WorkerId};
 
 /// Workers that a request is sent to before it fails: the chosen one and two others.
 pub(super) const MAX_TRIES: usize = 3;
+
+/// Path of the documents that workers have.
+pub(super) const DOCUMENTS: &str = "/v1/documents";
 
 /// A response that is not a stream of events.
 #[derive(Debug)]
@@ -71,7 +74,7 @@ pub(super) fn end_to_end(mut headers: HeaderMap) -> HeaderMap {
 /// A request as it is sent to workers, however many.
 #[derive(Clone, Debug)]
 pub(super) struct Outgoing {
-    pub(super) method: axum::http::Method,
+    pub(super) method: Method,
     /// Path and query.
     pub(super) target: String,
     pub(super) headers: HeaderMap,
@@ -81,6 +84,11 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
+    /// Whether documents are ingested. Events of such a stream tell how far it is, and not that a token was computed.
+    pub(super) fn is_ingest(&self) -> bool {
+        self.method == Method::POST && self.target.split('?').next() == Some(DOCUMENTS)
+    }
+
     pub(super) fn request(&self) -> Result<Request<Bytes>, ApiError> {
         let request =
             Request::builder().method(self.method.clone()).uri(&self.target).body(self.body.clone());
@@ -136,7 +144,7 @@ impl Gateway {
                 self.0.metrics.retried();
             }
             tried.push(worker);
-            let attempt = self.attempt(asked.request.request()?, booking).await;
+            let attempt = self.attempt(asked, asked.request.request()?, booking).await;
             if let Attempt::Answered(_) | Attempt::Begun(_) = attempt {
                 let tokens = asked.planned.plan.chunks.iter().map(|(_, tokens)| *tokens as u64).sum();
                 self.0.metrics.answered(local_tokens, tokens);
@@ -184,14 +192,14 @@ impl Gateway {
     /// If the worker is lost before the first event.
     pub(super) async fn begin(&self, asked: &Asked, booking: Booking) -> Result<Option<Begun>, Lost> {
         let request = asked.request.request().map_err(|error| Lost(error.to_string()))?;
-        match self.attempt(request, booking).await {
+        match self.attempt(asked, request, booking).await {
             Attempt::Begun(begun) => Ok(Some(*begun)),
             Attempt::Answered(_) | Attempt::Refused(_) => Ok(None),
             Attempt::Lost(lost) => Err(lost),
         }
     }
 
-    async fn attempt(&self, request: Request<Bytes>, booking: Booking) -> Attempt {
+    async fn attempt(&self, asked: &Asked, request: Request<Bytes>, booking: Booking) -> Attempt {
         let gone = booking.gone.clone();
         let answered = async {
             let response = self.0.cluster.dispatch(booking.worker, request).await?;
@@ -199,7 +207,9 @@ impl Gateway {
             if response.status() == StatusCode::OK
                 && kind.is_some_and(|kind| kind.starts_with("text/event-stream"))
             {
-                return Ok(Attempt::Begun(Box::new(Begun::new(response, booking).await?)));
+                return Ok(Attempt::Begun(Box::new(
+                    Begun::new(response, booking, asked.request.is_ingest()).await?,
+                )));
             }
             let whole = whole(response).await?;
             Ok(if whole.is_refused() { Attempt::Refused(whole) } else { Attempt::Answered(whole) })

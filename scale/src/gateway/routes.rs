@@ -10,12 +10,9 @@ use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, 
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::IntoResponse as _;
 use axum::routing::get;
-use bytes::Bytes;
 use futures_util::StreamExt as _;
 use percent_encoding::percent_decode_str;
-use refrain_server::{
-    ApiError, HeldBytes, REQUEST_ID, RequestSpan, TENANT_HEADER, receive, request_id, sign_tenant,
-};
+use refrain_server::{ApiError, REQUEST_ID, RequestSpan, TENANT_HEADER, receive, request_id, sign_tenant};
 use serde_json::json;
 use tracing::Instrument as _;
 
@@ -23,10 +20,13 @@ use super::Gateway;
 use super::broadcast::is_for_all;
 use super::peek::{self, Peek};
 use super::plan::{Planned, route as plan_route};
-use super::proxy::{Asked, Outgoing, end_to_end};
+use super::proxy::{Asked, DOCUMENTS, Outgoing, end_to_end};
 
 /// Paths that are answered without an API key, besides `/` and those that the page loads.
 const PUBLIC: [&str; 2] = ["/v1/methods", "/openapi.json"];
+
+/// Routes of a model that answer no prompt, whose bodies name it all the same.
+const OF_A_MODEL: [&str; 3] = ["/tokenize", "/detokenize", DOCUMENTS];
 
 /// Bytes of a body that are taken for a token of the prompt where no worker has counted them: those of English text.
 const BYTES_PER_TOKEN: usize = 4;
@@ -98,7 +98,13 @@ async fn workers(State(gateway): State<Gateway>, headers: HeaderMap) -> Response
 
 async fn pass_on(State(gateway): State<Gateway>, request: Request<Body>) -> Response<Body> {
     let (started, under_way) = (Instant::now(), gateway.0.metrics.begin());
-    let mut response = gateway.handle(request).await.unwrap_or_else(|error| error.into_response());
+    let handled = tokio::select! {
+        biased;
+        handled = gateway.handle(request) => handled,
+        // A response that has begun is a stream, which says so by itself.
+        () = gateway.0.stopping.cancelled() => Err(ApiError::shutting_down()),
+    };
+    let mut response = handled.unwrap_or_else(|error| error.into_response());
     gateway.0.metrics.responded(started.elapsed());
     response.headers_mut().remove(header::CONTENT_LENGTH);
     response.map(|body| {
@@ -131,8 +137,8 @@ impl Gateway {
             let message = format!("there is no path {path:?}");
             return Err(ApiError::new(StatusCode::NOT_FOUND, message).with_code("not_found"));
         }
-        let tenant = self.tenant(&path, headers)?;
-        let mut request = self.outgoing(request, &tenant).await?;
+        let (tenant, namespace) = self.tenant(&path, headers)?;
+        let mut request = self.outgoing(request, (&tenant, &namespace)).await?;
         if is_for_all(&request.method, &path) {
             return self.broadcast(&request).await;
         }
@@ -143,7 +149,14 @@ impl Gateway {
         let mut model = path
             .strip_prefix("/v1/models/")
             .map(|name| percent_decode_str(name).decode_utf8_lossy().into_owned());
-        if let Some(route) = plan_route(&path).filter(|_| request.method == Method::POST) {
+        let is_post = request.method == Method::POST;
+        if is_post && OF_A_MODEL.contains(&path.as_str()) {
+            model = Peek::of(&request.body).model().map(str::to_owned);
+        }
+        if request.is_ingest() {
+            planned.plan.prompt_tokens = request.body.len() / BYTES_PER_TOKEN;
+        }
+        if let Some(route) = plan_route(&path).filter(|_| is_post) {
             let peek = Peek::of(&request.body);
             model = peek.model().map(str::to_owned);
             chat = peek::chat(&request.body, &tenant);
@@ -160,11 +173,11 @@ impl Gateway {
         self.answer(&Arc::new(Asked { request, model, chat, planned, is_repeatable })).await
     }
 
-    /// The signed tenant of a request, which holds the API key that it shows.
+    /// The signed tenant of a request, which holds the API key that it shows, and the namespace of that key.
     ///
     /// # Errors
     /// If a key is needed, and the request shows none that is accepted.
-    fn tenant(&self, path: &str, headers: &HeaderMap) -> Result<HeaderValue, ApiError> {
+    fn tenant(&self, path: &str, headers: &HeaderMap) -> Result<(HeaderValue, String), ApiError> {
         let options = &self.0.options;
         let is_public = path == "/" || path.starts_with("/page/") || PUBLIC.contains(&path);
         let (name, namespace) = match is_public || options.api_keys.is_empty() {
@@ -175,27 +188,31 @@ impl Gateway {
             }
         };
         let signed = sign_tenant(&self.0.key, &name, &namespace);
-        HeaderValue::from_str(&signed).map_err(|_| {
+        let signed = HeaderValue::from_str(&signed).map_err(|_| {
             let message = format!("the name of API key {name:?} has characters that no header may have");
             ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message)
-        })
+        })?;
+        Ok((signed, namespace))
     }
 
     /// The request as workers get it: with the signed tenant instead of the API key.
     ///
     /// # Errors
-    /// If the body is too large, breaks off or arrives too slowly, or there are too many bytes of bodies.
-    async fn outgoing(&self, request: Request<Body>, tenant: &HeaderValue) -> Result<Outgoing, ApiError> {
+    /// If the body is too large, breaks off or arrives too slowly, or there are too many bytes of bodies, of the tenant or of all.
+    async fn outgoing(
+        &self,
+        request: Request<Body>,
+        (tenant, namespace): (&HeaderValue, &str),
+    ) -> Result<Outgoing, ApiError> {
         let (method, mut headers) = (request.method().clone(), end_to_end(request.headers().clone()));
         let target = request.uri().path_and_query().map_or("/", |target| target.as_str()).to_owned();
-        let (options, bytes_in_flight) = (&self.0.options, &self.0.bytes_in_flight);
-        let body: Bytes = receive(request, options, bytes_in_flight).await?.into();
-        let held = Arc::new(HeldBytes::new(bytes_in_flight, options, body.len())?);
+        let held = self.0.bytes_in_flight.held_by(namespace);
+        let (body, held) = receive(request, &self.0.options, held).await?;
         for name in [header::AUTHORIZATION, header::ORIGIN, header::EXPECT, header::HOST] {
             headers.remove(name);
         }
         // A client's own value is no signature.
         headers.insert(TENANT_HEADER, tenant.clone());
-        Ok(Outgoing { method, target, headers, body, _held: held })
+        Ok(Outgoing { method, target, headers, body: body.into(), _held: Arc::new(held) })
     }
 }

@@ -1,5 +1,5 @@
 //! Streams of server-sent events. Where the worker of one is lost after it has begun, another worker of its kind answers the request again and
-//! goes on where the first broke off; where none can, the stream ends with a clear error.
+//! goes on where the first broke off; where none can, the stream ends with a clear error. Before the first text, a worker of any kind does.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tracing::{Instrument as _, Span};
 
 use super::Gateway;
 use super::events::{Events, data};
-use super::fleet::Booking;
+use super::fleet::{Booking, Wanted};
 use super::metrics::Replay;
 use super::proxy::{Asked, MAX_TRIES, end_to_end};
 use super::transcript::{Differs, Transcript};
@@ -72,15 +72,21 @@ pub(super) struct Begun {
 }
 
 impl Begun {
-    /// Waits for the first event of a worker's stream.
+    /// Waits for the first event of a worker's stream. With it the worker has computed a prompt, unless the stream is that of an ingest.
     ///
     /// # Errors
     /// If the worker is lost before it.
-    pub(super) async fn new(response: Response<BodyStream>, mut booking: Booking) -> Result<Begun, Lost> {
+    pub(super) async fn new(
+        response: Response<BodyStream>,
+        mut booking: Booking,
+        is_ingest: bool,
+    ) -> Result<Begun, Lost> {
         let (head, pieces) = response.into_parts();
         let mut events = Events::new(pieces);
         let first = events.next().await?.ok_or_else(|| Lost("its stream had no event".to_owned()))?;
-        booking.first_token();
+        if !is_ingest {
+            booking.first_token();
+        }
         let mut response = Response::new(());
         (*response.status_mut(), *response.headers_mut()) = (head.status, end_to_end(head.headers));
         Ok(Begun { head: response, first, events, booking })
@@ -207,22 +213,27 @@ impl Passing {
         broken("another worker gave another answer")
     }
 
-    /// Has another worker of the same kind answer the request again.
+    /// Has another worker answer the request again: one of the same kind, or where nothing of the answer was sent, any one of its model.
     async fn replay(&mut self, reason: &str) -> Result<(), End> {
-        let Passing { gateway, asked, booking, tried, .. } = self;
+        let Passing { gateway, asked, booking, tried, transcript, .. } = self;
+        let is_answered = transcript.as_ref().is_some_and(|transcript| transcript.is_answered);
         gateway.0.fleet.suspect(booking.worker);
         tracing::warn!(worker = %booking.worker, reason, "a stream goes on at another worker");
         while tried.len() < MAX_TRIES {
-            let Some(next) = gateway.0.fleet.choose_alike(&asked.planned.plan, &booking.kind, tried) else {
-                break;
+            let (fleet, plan) = (&gateway.0.fleet, &asked.planned.plan);
+            let wanted = Wanted { fingerprint: Some(&booking.kind.fingerprint), ..Wanted::default() };
+            let next = match is_answered {
+                true => fleet.choose_alike(plan, &booking.kind, tried),
+                false => fleet.choose(plan, wanted, tried),
             };
+            let Some(next) = next else { break };
             let worker = next.worker;
             tried.push(worker);
             match gateway.begin(asked, next).await {
                 Ok(Some(begun)) => {
                     (self.first, self.events, self.booking) =
                         (Some(begun.first), begun.events, begun.booking);
-                    self.transcript.iter_mut().for_each(Transcript::replay);
+                    transcript.iter_mut().for_each(Transcript::replay);
                     self.is_repeating = true;
                     return Ok(());
                 }
@@ -234,7 +245,7 @@ impl Passing {
             }
         }
         gateway.0.metrics.replayed(Replay::NoWorker);
-        Err(broken("no worker of its kind is left"))
+        Err(broken("no worker is left that can go on with it"))
     }
 }
 

@@ -18,6 +18,9 @@ const IDS: [&str; 3] = ["id", "item_id", "call_id"];
 /// Types of events that end a response.
 const LAST: [&str; 3] = ["response.completed", "response.incomplete", "response.failed"];
 
+/// Types of events that begin a response before its first token.
+const FIRST: [&str; 2] = ["response.created", "response.in_progress"];
+
 /// What a client was sent of a stream.
 #[derive(Debug, Default)]
 pub(super) struct Transcript {
@@ -26,6 +29,8 @@ pub(super) struct Transcript {
     /// The time of the first event.
     created: Option<Value>,
     is_replayed: bool,
+    /// Whether something of an answer was sent, and not only what a stream begins with.
+    pub(super) is_answered: bool,
     /// Whether the last event was sent.
     pub(super) is_over: bool,
 }
@@ -101,6 +106,7 @@ impl Transcript {
             }
             self.rename(&mut value);
         }
+        self.is_answered |= !is_beginning(&value);
         self.is_over = value["type"].as_str().is_some_and(|kind| LAST.contains(&kind));
         self.created = self.created.take().or_else(|| created(&value).cloned());
         self.lanes.entry(index).or_default().sent.add(&value);
@@ -139,6 +145,14 @@ impl Transcript {
             lane.sent.ids.get(at).map(String::as_str)
         })
     }
+}
+
+/// Whether an event comes before the first token, with which a stream begins that has waited for it: the role of a chat's author, or a
+/// response without output.
+fn is_beginning(value: &Value) -> bool {
+    let delta = &value["choices"][0]["delta"];
+    let is_role = delta["role"].is_string() && delta["content"].as_str().is_none_or(str::is_empty);
+    is_role || value["type"].as_str().is_some_and(|kind| FIRST.contains(&kind))
 }
 
 /// The time of an event.

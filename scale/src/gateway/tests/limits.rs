@@ -1,12 +1,13 @@
 //! Bounds of the gateway's own memory and time.
 
-use std::sync::atomic::Ordering::Relaxed;
+use refrain::store::NamespaceKey;
+use refrain_server::ApiKeys;
 
 use super::*;
 
 #[tokio::test]
 async fn bodies_count_until_their_answers_end() {
-    let held = |gateway: &Gateway| gateway.0.bytes_in_flight.load(Relaxed);
+    let held = |gateway: &Gateway| gateway.0.bytes_in_flight.all();
     for act in [Act::Late("late"), Act::Stream(STREAM[0])] {
         let (gateway, _) = gateway(1, &[act]);
         let body = json!({ "messages": [], "stream": true }).to_string();
@@ -26,12 +27,33 @@ async fn bodies_count_until_their_answers_end() {
 #[tokio::test]
 async fn more_bodies_than_there_is_room_for_are_refused() {
     let (gateway, script) = gateway(1, &[]);
-    let others = 256 << 20;
-    gateway.0.bytes_in_flight.fetch_add(others, Relaxed);
+    let (all, mut others) = (256 << 20, gateway.0.bytes_in_flight.held_by("others"));
+    others.resize(all).unwrap();
     let (status, text) = chat(&gateway).await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{text}");
     assert!(asked(&script).is_empty());
-    assert_eq!(gateway.0.bytes_in_flight.load(Relaxed), others, "what is refused is not held");
+    assert_eq!(gateway.0.bytes_in_flight.all(), all, "what is refused is not held");
+}
+
+#[tokio::test]
+async fn a_key_leaves_a_part_of_the_bytes_to_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("keys");
+    let [anna, bob] = ["anna", "bob"].map(|name| ApiKeys::add(&file, name).unwrap());
+    let secret: NamespaceKey = "ab".repeat(32).parse().unwrap();
+    let namespace = secret.namespace(Some(&anna));
+    let mut options = Options::new("");
+    options.api_keys = ApiKeys::read(&file).unwrap();
+    let gateway = Gateway::new(Arc::new(Script::default()), options, secret, Rule::Cost);
+    gateway.0.fleet.apply(WorkerEvent::Reported(WorkerId(0), report(&[], 0)));
+    let mut under_way = gateway.0.bytes_in_flight.held_by(&namespace);
+    under_way.resize((256 << 20) / 4 * 3).unwrap();
+    for (key, status) in [(&anna, StatusCode::SERVICE_UNAVAILABLE), (&bob, StatusCode::OK)] {
+        let request = Request::post("/v1/chat/completions").header(header::CONTENT_TYPE, "application/json");
+        let request = request.header(header::AUTHORIZATION, format!("Bearer {key}"));
+        let request = request.body(Body::from(json!({ "messages": [] }).to_string())).unwrap();
+        assert_eq!(router(gateway.clone()).oneshot(request).await.unwrap().status(), status);
+    }
 }
 
 #[tokio::test]

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use super::*;
 
-/// A gateway before two workers, of which the first that is asked hangs with a long request without documents; and that worker.
-async fn with_long_request(body: &Value) -> (Gateway, Arc<Script>, u64) {
-    let (gateway, script) = gateway(2, &[Act::Hang]);
+/// A gateway before two workers, of which the first that is asked does not end a request without documents; and that worker.
+async fn with_long_request(path: &'static str, act: Act, body: &Value) -> (Gateway, Arc<Script>, u64) {
+    let (gateway, script) = gateway(2, &[act]);
     let (sender, body) = (gateway.clone(), body.clone());
-    tokio::spawn(async move { ask(&sender, "POST", "/v1/chat/completions", &body).await });
+    tokio::spawn(async move { ask(&sender, "POST", path, &body).await });
     while asked(&script).is_empty() {
         tokio::task::yield_now().await;
     }
@@ -18,15 +18,23 @@ async fn with_long_request(body: &Value) -> (Gateway, Arc<Script>, u64) {
 
 #[tokio::test]
 async fn a_long_request_without_documents_is_work() {
-    for (words, stays) in [(1, true), (20_000, false)] {
-        let content = "word ".repeat(words);
-        let body = json!({ "messages": [{ "role": "user", "content": content }] });
-        let (gateway, script, busy) = with_long_request(&body).await;
+    let chat_of = |words| json!({ "messages": [{ "role": "user", "content": "word ".repeat(words) }] });
+    let ingest = json!({ "text": "word ".repeat(20_000), "stream": true });
+    let (chats, documents) = ("/v1/chat/completions", "/v1/documents");
+    // The first event of an ingest's stream ends no work.
+    let progress = Act::Stall(&["data: {\"object\":\"document.progress\",\"done\":1,\"total\":90}\n\n"]);
+    for (path, act, body, stays) in [
+        (chats, Act::Hang, chat_of(1), true),
+        (chats, Act::Hang, chat_of(20_000), false),
+        (documents, Act::Hang, ingest.clone(), false),
+        (documents, progress, ingest, false),
+    ] {
+        let (gateway, script, busy) = with_long_request(path, act, &body).await;
         *script.plan.lock().unwrap() = ChunkPlan { chunks: vec![(7, 900)], prompt_tokens: 910, charge: 0.0 };
         gateway.0.fleet.apply(WorkerEvent::Reported(WorkerId(busy), report(&[7], 0)));
         chat(&gateway).await;
         let wanted = if stays { busy } else { 1 - busy };
-        assert_eq!(asked(&script), [busy, wanted], "behind {words} words");
+        assert_eq!(asked(&script), [busy, wanted], "behind {} bytes to {path}", body.to_string().len());
     }
 }
 
@@ -99,4 +107,38 @@ async fn streams_that_outlast_the_drain_end_with_an_error() {
     let (answer, ()) = tokio::join!(streamed(&gateway, json!({})), stops);
     let (_, error) = answer.1.split_once(STREAM[0][0]).unwrap();
     assert!(error.contains("\"code\":\"shutting_down\"") && error.ends_with("data: [DONE]\n\n"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn whole_answers_that_outlast_the_drain_are_refused() {
+    let (gateway, script) = gateway(1, &[Act::Hang]);
+    let stops = async {
+        while asked(&script).is_empty() {
+            tokio::task::yield_now().await;
+        }
+        gateway.drain(Duration::from_secs(30)).await;
+    };
+    let ((status, text), ()) = tokio::join!(chat(&gateway), stops);
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{text}");
+    assert!(text.contains("\"code\":\"shutting_down\""), "{text}");
+    assert_eq!(gateway.0.bytes_in_flight.all(), 0);
+}
+
+#[tokio::test]
+async fn the_object_store_is_costed_as_each_worker_has_measured_it() {
+    for quick in 0..2 {
+        let (gateway, script) = gateway(0, &[]);
+        *script.plan.lock().unwrap() =
+            ChunkPlan { chunks: vec![(7, 1000)], prompt_tokens: 1000, charge: 0.0 };
+        let told = |worker, rates| {
+            let mut report = report(&[], 0);
+            (report.model.kv_bytes_per_token, report.rates) = (1 << 20, rates);
+            gateway.0.fleet.apply(WorkerEvent::Reported(WorkerId(worker), report));
+        };
+        told(0, Rates::default());
+        told(1, Rates::default());
+        told(quick, Rates { remote_bytes_per_second: 1e11, remote_latency: 0.001, ..Rates::default() });
+        chat(&gateway).await;
+        assert_eq!(asked(&script), [quick], "nobody holds the chunk");
+    }
 }

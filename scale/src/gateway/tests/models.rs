@@ -26,6 +26,12 @@ async fn a_request_goes_to_a_worker_of_its_model() {
     let (_, text) = ask(&gateway, "POST", "/v1/completions", &body).await;
     assert!(text.contains("no_worker"), "another model is no substitute: {text}");
     assert_eq!(asked(&script), [1]);
+    for path in ["/tokenize", "/detokenize", "/v1/documents"] {
+        let (gateway, script) = two_models(&[]);
+        ask(&gateway, "POST", path, &json!({ "model": "n", "prompt": "x", "tokens": [1], "text": "x" }))
+            .await;
+        assert_eq!(asked(&script), [1], "{path}");
+    }
     for path in ["/v1/models/n", "/v1/models/%6E"] {
         let (gateway, script) = two_models(&[]);
         ask(&gateway, "GET", path, &Value::Null).await;
@@ -46,4 +52,21 @@ async fn the_models_of_all_workers_are_listed() {
     let (gateway, script) = super::gateway(2, &[Act::Answer(200, m)]);
     assert_eq!(ask(&gateway, "GET", "/v1/models", &Value::Null).await.1, m);
     assert_eq!(asked(&script).len(), 1);
+}
+
+/// A stream whose prompt waits for its turn has a beginning after a while, which workers of other numerics give as well.
+#[tokio::test]
+async fn a_stream_without_text_goes_on_at_any_worker_of_its_model() {
+    const TEXT: &str = "data: {\"id\":\"B\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"}}]}\n\n";
+    const ROLE: &str = "data: {\"id\":\"B\",\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";
+    const WHOLE: &[&str] = &[ROLE, TEXT, STREAM[0][2]];
+    for (sent, fingerprint, goes_on) in [(1, "f", true), (2, "f", false), (1, "g", false)] {
+        let (gateway, script) = gateway(1, &[Act::Break(EVENTS, &WHOLE[..sent]), Act::Stream(WHOLE)]);
+        let mut other = report(&[], 100);
+        (other.model.fingerprint, other.model.numerics) = (fingerprint.into(), "other".into());
+        gateway.0.fleet.apply(WorkerEvent::Reported(WorkerId(7), other));
+        let (_, text) = streamed(&gateway, json!({})).await;
+        assert_eq!(text == WHOLE.concat(), goes_on, "{sent} {fingerprint}: {text}");
+        assert_eq!(asked(&script), if goes_on { vec![0, 7] } else { vec![0] });
+    }
 }
