@@ -52,7 +52,8 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(json.loads(report.read_text()), {"targets": []})
         for said in ("near the CPU", "the summary", "0 failed", "skipped: torch beside it: gpu_torch: torch is not installed"):
             self.assertIn(said, found.stdout)
-        self.assertEqual(found.stdout.count("passed: "), 7)
+        self.assertEqual(found.stdout.count("passed: "), 8)
+        self.assertEqual([call for call in calls if call.startswith("conformance")], ["conformance every_call", "conformance --skip every_call"])
         ttft = next(call for call in calls if call.startswith("refrain bench ttft"))
         for words in ("--device cuda", "--lengths 6144,32768", "vanilla;full_reuse;pie;a3:ratio=0.15"):
             self.assertIn(words, ttft)
@@ -65,6 +66,7 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(found.returncode, 0, found.stdout + found.stderr)
         self.assertIn("--tiny", next(call for call in calls if call.startswith("refrain-bench kernels")))
         self.assertNotIn("llama-3-8b", "\n".join(calls))
+        self.assertEqual([call for call in calls if call.startswith("conformance")], ["conformance every_call"])
 
     def test_what_fails_is_told_and_the_rest_goes_on(self):
         found, calls, _ = self.run_it(REFRAIN_FAILS="decode")

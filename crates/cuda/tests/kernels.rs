@@ -2,6 +2,8 @@
 #![cfg(feature = "emulate")]
 
 mod attention;
+#[path = "attention/emulated.rs"]
+mod emulated;
 
 use attention::{Case, causal};
 use refrain_cuda::{CudaDevice, Emulated};
@@ -40,6 +42,7 @@ fn tensor_core_attention_is_right_in_groups_of_every_size() {
         for group in 1..=8 {
             Case::new(dtype, 64, 2 * group, 2, causal(100, 7, u32::MAX)).check(device);
         }
+        Case::new(dtype, 128, 16, 1, causal(40, 9, u32::MAX)).check(device);
     });
 }
 
@@ -50,18 +53,41 @@ fn tensor_core_attention_is_right_in_windows_and_in_any_order() {
         let mut backwards = causal(150, 4, 40);
         backwards.reverse();
         Case::new(dtype, 80, 3, 1, backwards).check(device);
+        Case::new(dtype, 256, 4, 1, causal(100, 9, 40)).check(device);
         // Slots between that no row sees.
-        Case::new(dtype, 64, 4, 2, vec![(3, 9), (190, 260), (100, 131), (5, 20)]).check(device);
+        Case::new(dtype, 64, 4, 2, vec![(3, 9), (190, 260), (100, 131), (5, 20)]).check_in_pieces(device);
     });
 }
 
 #[test]
 fn tensor_core_attention_of_few_rows_is_merged_of_pieces() {
     every_type_and_seed(|dtype, device| {
-        Case::new(dtype, 64, 4, 2, vec![(17, 1111)]).check(device);
+        Case::new(dtype, 64, 4, 2, vec![(17, 1111)]).check_in_pieces(device);
         // The second row sees nothing of most pieces.
-        Case::new(dtype, 128, 2, 1, vec![(0, 900), (880, 900)]).check(device);
+        Case::new(dtype, 128, 2, 1, vec![(0, 900), (880, 900)]).check_in_pieces(device);
+        Case::new(dtype, 128, 16, 1, vec![(17, 400)]).check_in_pieces(device);
     });
+}
+
+#[test]
+fn tensor_core_attention_of_many_rows_is_merged_of_pieces() {
+    // Three pieces, of which some rows see one or two. Hopper has a kernel of its own for 64 and 128.
+    for (dtype, seed) in [(Dtype::F16, 0), (Dtype::Bf16, 1)] {
+        for d in [64, 80, 96, 128, 256] {
+            let visible = (0..20).map(|row| (33 * row, 781 + row)).collect();
+            Case::new(dtype, d, 2, 1, visible).check_in_pieces(&device(seed));
+        }
+    }
+}
+
+#[test]
+fn plain_attention_over_caches_of_16_bits_is_right_at_every_head_dimension() {
+    for dtype in [Dtype::F16, Dtype::Bf16] {
+        for d in [64, 80, 96, 128, 256] {
+            let case = Case::new(dtype, d, 3, 1, causal(40, 9, u32::MAX));
+            Case { precision: Precision::F32, ..case }.assert_right(&device(2));
+        }
+    }
 }
 
 #[test]
@@ -70,8 +96,9 @@ fn attention_of_few_rows_does_not_depend_on_the_rows_beside_one() {
         // The last row sees nothing, and the others begin and end in different pieces.
         let visible = [(17, 700), (0, 130), (300, 301), (512, 512)];
         for d in [64, 80, 96, 128, 256] {
-            let (heads, kv_heads, capacity) = (8, 2, 704);
-            let case = Case { dtype, head_dim: d, heads, kv_heads, capacity, visible: visible.to_vec() };
+            let (heads, kv_heads) = (8, 2);
+            let case = Case::new(dtype, d, heads, kv_heads, visible.to_vec());
+            let capacity = case.capacity;
             let side = |seed| device.upload_kv(case.side(seed).as_slice());
             let (k, v, q) = (side(1), side(2), upload(device, &random(4 * heads * d, 3)));
             let attend = |row: usize, count: usize| {

@@ -88,6 +88,7 @@ fn attention_mass_and_column_weights_of_given_logarithms() {
         ((1, 1, 100), 300, causal(300, 300, usize::MAX), 0..65),
         ((4, 2, 7), 90, causal(3, 90, usize::MAX), 10..11),
         ((72, 1, 16), 64, causal(20, 64, usize::MAX), 0..64),
+        ((4, 1, 256), 150, causal(33, 140, usize::MAX), 0..150),
     ];
     for (i, (shape, capacity, visible, slots)) in cases.into_iter().enumerate() {
         let mut case = Case::new(&mut rng, DTYPES[i % 3], shape, capacity, visible);

@@ -1,5 +1,5 @@
 //! AVX2 and NEON compute the same bits, so that what one is tested for holds for the other. Logarithms and angles are the system's, and are left out, and so are
-//! attention whose keys and values may be rounded and products of 24 rows and more, of which AVX2 rounds some to integers.
+//! attention of more than eight queries whose keys and values may be rounded and products of 24 rows and more, of which AVX2 rounds some to integers.
 //!
 //! Both are never in one machine: each is compared with a digest. A change that rounds otherwise changes the digest of both.
 
@@ -102,6 +102,78 @@ fn attention_has_the_same_bits() {
         }
     });
     assert_digests(attention, 0xdb39_7003_8c78_8f57);
+}
+
+/// Attention of up to eight queries that may be rounded, and the weights of a single row.
+#[test]
+fn decoding_has_the_same_bits() {
+    let mut rng = Rng::new(95);
+    let mut cases = Vec::new();
+    for dtype in DTYPES {
+        // One query to eight, heads that do not fill vectors, two segments, and one that a row does not see.
+        for (shape, visible) in [
+            ((1, 1, 40), vec![(0, 600)]),
+            ((4, 2, 20), vec![(5, 530)]),
+            ((3, 1, 64), vec![(530, 577)]),
+            ((8, 2, 33), vec![(3, 590)]),
+            ((6, 2, 24), vec![(0, 541), (9, 30)]),
+            ((2, 1, 128), vec![(0, 17), (5, 600), (520, 530), (511, 513)]),
+        ] {
+            let mut case = Case::new(&mut rng, dtype, shape, 600, visible);
+            case.precision = Precision::Bf16;
+            cases.push(case);
+        }
+    }
+    let decoding = digests(|cpu, digest| {
+        for case in &cases {
+            digest.add(&case.run(cpu, 0..case.visible.len()));
+            if let [(_, end)] = case.visible[..] {
+                let (mut out, mut weights) =
+                    (vec![0.0; case.q.len()], vec![0.0; case.kv_heads * end as usize]);
+                cpu.decode_with_weights(&case.all(), &mut out, &mut weights);
+                digest.add(&out);
+                digest.add(&weights);
+            }
+        }
+    });
+    assert_digests(decoding, 0xc1de_242b_7887_8b03);
+}
+
+#[test]
+fn weights_of_attention_have_the_same_bits() {
+    let mut rng = Rng::new(96);
+    let (slots, mut cases) = (70..231, Vec::new());
+    for dtype in DTYPES {
+        for (shape, rows) in [((6, 2, 33), 21), ((4, 1, 64), 3)] {
+            let visible = (0..rows).map(|i| (9 * i, 200 + i)).collect();
+            let case = Case::new(&mut rng, dtype, shape, 240, visible);
+            // In place of logarithms that the system would take.
+            let lse = rng.floats(case.visible.len() * case.heads);
+            cases.push((case, lse));
+        }
+    }
+    let some: Vec<u32> = (0..240).filter(|slot| slot % 5 < 2).collect();
+    let weights = digests(|cpu, digest| {
+        for (case, lse) in &cases {
+            let (a, rows, n) = (case.all(), case.visible.len(), slots.len());
+            let mut mass = vec![0.0; case.kv_heads * n];
+            cpu.attention_mass(&a, slots.clone(), &mut mass);
+            digest.add(&mass);
+            cpu.attention_mass_from_lse(&a, lse, slots.clone(), &mut mass);
+            digest.add(&mass);
+            let mut columns = vec![0.0; some.len() * rows];
+            cpu.column_weights_from_lse(&a, lse, &some, &mut columns);
+            digest.add(&columns);
+            let mut weights = vec![0.0; case.kv_heads * rows * n];
+            cpu.row_weights(&a, slots.clone(), &mut weights);
+            digest.add(&weights);
+            let (shape, mut logits) = ((case.heads, case.kv_heads, case.head_dim), vec![0.0; rows * n]);
+            let k = case.k.as_slice();
+            cpu.concat_logits(&case.q, shape.0, shape.1, shape.2, k, 240, slots.clone(), 0.3, &mut logits);
+            digest.add(&logits);
+        }
+    });
+    assert_digests(weights, 0x0269_8e52_0267_2d32);
 }
 
 #[test]
