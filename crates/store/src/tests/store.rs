@@ -118,6 +118,8 @@ fn a_removed_file_is_told_in_the_log() {
     fs::write(&path, &chunk.to_bytes()[..100]).unwrap();
     let writer = std::sync::Mutex::new(fs::File::create(&log).unwrap());
     let subscriber = tracing_subscriber::fmt().with_writer(writer).with_ansi(false).finish();
+    // Beside a single subscriber, the thread of another test that comes to the message first would turn it off for all.
+    let _another = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
     tracing::subscriber::with_default(subscriber, || {
         assert!(store.get(chunk.id()).unwrap().is_none());
         assert!(store.get(chunk.id()).unwrap().is_none());
