@@ -67,7 +67,7 @@ impl Prefill {
         self.job.advance(patience)
     }
 
-    /// Time in which its steps only waited for keys and values so far.
+    /// Time for which steps have only waited for keys and values so far.
     pub fn waited(&self) -> Duration {
         self.job.waited()
     }

@@ -2,6 +2,7 @@
 
 use refrain_eviction::{Eviction, PromptSpans, Sizes};
 
+use crate::cache::EvictingCache;
 use crate::engine::Engine;
 use crate::prompt::Prompt;
 use crate::{Error, Result};
@@ -67,7 +68,7 @@ impl Engine {
             None => room,
         };
         let config = self.decoder().config();
-        let heads = if eviction.per_query_head { config.heads } else { config.kv_heads };
+        let (heads, _) = EvictingCache::heads(config, eviction);
         let copies = heads / config.kv_heads;
         let side_bytes = self.side_bytes(prompt, eviction, (held, room));
         let token_bytes = copies * self.decoder().shape().token_bytes(self.settings().kv);
@@ -89,8 +90,7 @@ impl Engine {
     /// Bytes that an eviction policy keeps beside one layer of `capacity` slots a head, of a request of `rows` tokens.
     fn side_bytes(&self, prompt: &Prompt, eviction: &Eviction, (capacity, rows): (usize, usize)) -> usize {
         let config = self.decoder().config();
-        let heads = if eviction.per_query_head { config.heads } else { config.kv_heads };
-        let group = config.heads / heads;
+        let (heads, group) = EvictingCache::heads(config, eviction);
         let sizes = Sizes { heads, group, head_dim: config.head_dim, capacity, rows };
         eviction.policy.side_bytes(&spans(prompt), sizes)
     }

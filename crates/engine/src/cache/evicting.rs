@@ -137,6 +137,14 @@ impl EvictingCache {
         of_policy.or(is_needed.then_some(Budget::once(room)))
     }
 
+    /// The heads for which tokens are chosen, and the query heads of each.
+    pub(crate) fn heads(config: &Config, eviction: &Eviction) -> (usize, usize) {
+        match eviction.per_query_head {
+            true => (config.heads, 1),
+            false => (config.kv_heads, config.heads / config.kv_heads),
+        }
+    }
+
     /// A cache for a request of `room` tokens; none where it has no [budget](EvictingCache::budget). `prompt` and `room` count
     /// kept tokens where `left_out` tokens of the prompt are not kept.
     pub(crate) fn new(
@@ -152,10 +160,7 @@ impl EvictingCache {
         let of_policy = EvictingCache::policy_budget(eviction, &prompt, room)?;
         let evicts = of_policy.is_some();
         let Some(budget) = EvictingCache::bounded(of_policy, eviction, room, sparse) else { return Ok(None) };
-        let (heads, group) = match eviction.per_query_head {
-            true => (config.heads, 1),
-            false => (config.kv_heads, config.heads / config.kv_heads),
-        };
+        let (heads, group) = EvictingCache::heads(config, eviction);
         let shape = Shape { layers: config.num_layers(), kv_heads: heads, head_dim: config.head_dim };
         let n = prompt.len();
         let slots = if budget.decoding { budget.most + 1 } else { budget.keep.min(n) + room - n };

@@ -234,7 +234,7 @@ impl PrefillJob {
         self.prefilled.map(|prefilled| *prefilled)
     }
 
-    /// Time in which its steps only waited for keys and values so far.
+    /// Time for which steps have only waited for keys and values so far.
     pub(crate) fn waited(&self) -> Duration {
         let pass = match &self.stage {
             Stage::Pass(run) => run.layers.total_waited(),
