@@ -8,11 +8,13 @@ use html5gum::{HtmlString, StartTag, Token, Tokenizer};
 
 use crate::document::Document;
 use crate::error::ReadError;
-use crate::html::page::Page;
+use crate::html::math::{Math, plain_tex};
+use crate::html::page::{Page, ends_paragraph};
 use crate::html::skipped::Skipped;
 use crate::markdown::collapse;
 
 mod charset;
+mod math;
 mod page;
 mod skipped;
 
@@ -66,11 +68,12 @@ fn convert(text: &str, main: bool) -> Result<Page, ReadError> {
     let xml = text.trim_start().starts_with("<?xml");
     emitter.naively_switch_states(!xml);
     let main = if main { Main::Ahead } else { Main::Ignored };
-    let mut reader = Reader { page: Page::default(), skipping: None, main, in_title: false, articles: 0 };
+    let mut reader =
+        Reader { page: Page::default(), skipping: None, math: None, main, in_title: false, articles: 0 };
     for token in Tokenizer::new_with_emitter(text, emitter) {
         let Ok(token) = token;
         match token {
-            Token::StartTag(tag) if is_empty(&tag, xml) => {}
+            Token::StartTag(tag) if is_empty(&tag, xml) => reader.empty(&tag),
             Token::StartTag(tag) => reader.start(&tag)?,
             Token::EndTag(tag) => reader.end(&name(&tag.name))?,
             Token::String(text) => reader.text(&String::from_utf8_lossy(&text)),
@@ -80,6 +83,7 @@ fn convert(text: &str, main: bool) -> Result<Page, ReadError> {
             break;
         }
     }
+    reader.end_math();
     reader.page.flush();
     reader.page.end_table()?;
     reader.page.out.check()?;
@@ -99,6 +103,8 @@ enum Main {
 struct Reader {
     page: Page,
     skipping: Option<Skipped>,
+    /// The formula that is open.
+    math: Option<Math>,
     main: Main,
     in_title: bool,
     articles: usize,
@@ -116,6 +122,10 @@ impl Reader {
             }
             self.skipping = None;
         }
+        if ends_paragraph(name) {
+            // No formula holds such an element: its end tag is missing.
+            self.end_math();
+        }
         if is_main && self.main == Main::Ahead && !is_hidden(tag) {
             self.main = Main::Inside(name.to_owned(), 0);
             let title = std::mem::take(&mut self.page.title);
@@ -129,6 +139,17 @@ impl Reader {
             self.skipping = Some(Skipped::new(name));
             return Ok(());
         }
+        if let Some(math) = &mut self.math {
+            math.start(name, attribute(tag, "encoding").as_deref());
+            if tag.self_closing {
+                math.end(name);
+            }
+            return Ok(());
+        }
+        if name == "math" {
+            self.math = Some(Math::new(value(tag, "alttext")));
+            return Ok(());
+        }
         if let Main::Inside(main, depth) = &mut self.main {
             *depth += usize::from(main == name);
         }
@@ -140,12 +161,24 @@ impl Reader {
         self.articles += usize::from(name == "article");
         let start = attribute(tag, "start").and_then(|start| start.parse().ok());
         self.page.start(name, start);
+        if name == "a" && tag.attributes.contains_key("href".as_bytes()) {
+            self.page.start_link();
+        }
         if matches!(name, "td" | "th") {
             // A cell of 0 rows reaches to the end of its group.
             let rows = span(tag, "rowspan");
             self.page.span(span(tag, "colspan"), if rows == 0 { u16::MAX } else { rows });
         }
         self.page.check()
+    }
+
+    /// Takes an element that ends in its start tag: in a formula it may be an operand.
+    fn empty(&mut self, tag: &StartTag<()>) {
+        if let Some(math) = &mut self.math {
+            let name = name(&tag.name);
+            math.start(&name, None);
+            math.end(&name);
+        }
     }
 
     fn is_skipped(&self, name: &str) -> bool {
@@ -170,6 +203,13 @@ impl Reader {
                 return Ok(());
             }
         }
+        if name == "math" || ends_paragraph(name) {
+            self.end_math();
+        }
+        if let Some(math) = &mut self.math {
+            math.end(name);
+            return Ok(());
+        }
         match &mut self.main {
             Main::Inside(main, 0) if main == name => self.main = Main::Behind,
             Main::Inside(main, depth) if main == name => *depth -= 1,
@@ -185,7 +225,17 @@ impl Reader {
         if self.in_title {
             self.page.title.push_str(text);
         } else if self.skipping.is_none() {
-            self.page.text(text);
+            match &mut self.math {
+                Some(math) => math.text(text),
+                None => self.page.text(text),
+            }
+        }
+    }
+
+    /// Writes the formula that is open.
+    fn end_math(&mut self) {
+        if let Some(math) = self.math.take() {
+            self.page.text(&math.finish());
         }
     }
 }
@@ -215,8 +265,7 @@ fn formula(tag: &StartTag<()>) -> Option<String> {
     let class = attribute(tag, "class")?;
     let is_formula = |class: &str| class.starts_with("mwe-math") || matches!(class, "tex" | "latex");
     let text = value(tag, "alt").filter(|_| class.split_whitespace().any(is_formula))?;
-    let inner = text.strip_prefix("{\\displaystyle ").and_then(|text| text.strip_suffix('}'));
-    Some(inner.unwrap_or(&text).trim().to_owned())
+    Some(plain_tex(&text).to_owned())
 }
 
 /// The number of columns or rows that a cell takes.

@@ -157,10 +157,15 @@ fn is_number(label: &str) -> bool {
     })
 }
 
-/// Whether a raised text is the exponent of the number before it, which it would lengthen otherwise: `10` and `6`.
+/// Whether a raised text is the exponent or the note of the number, the word or the parenthesis before it, which it would
+/// lengthen otherwise: `10` and `6`, `m` and `2`. A sign alone tells no charge, such as that of Na⁺, from an exponent.
 pub(crate) fn is_exponent(base: &str, raised: &str) -> bool {
-    base.ends_with(|c: char| c.is_ascii_digit())
-        && raised.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '−' | '–'))
+    let is_sign = |c: char| matches!(c, '+' | '-' | '−' | '–');
+    let is_number = raised.trim_start_matches(is_sign).starts_with(|c: char| c.is_ascii_digit());
+    if base.ends_with(|c: char| c.is_ascii_digit()) {
+        return is_number || raised.starts_with(is_sign);
+    }
+    is_number && base.ends_with(|c: char| c.is_alphabetic() || c == ')')
 }
 
 /// The text's lines that are not empty, each collapsed.

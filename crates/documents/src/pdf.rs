@@ -19,6 +19,7 @@ use crate::origin::Origin;
 mod annotations;
 mod arrays;
 mod bidi;
+mod bitmaps;
 mod blocks;
 mod characters;
 mod columns;
@@ -115,6 +116,12 @@ fn parse(
         if stop.load(Ordering::Relaxed) {
             return Err(ReadError::late(origin.time()));
         }
+    }
+    if interpreter.is_unknown() {
+        return Err(ReadError::Unsupported {
+            format: "a PDF whose fonts do not tell the characters of most of its glyphs",
+            remedy: "recognise its text anew, for example with ocrmypdf --force-ocr",
+        });
     }
     let (text, heading) = blocks::write(pages)?.finish()?;
     if text.is_empty() {

@@ -103,7 +103,11 @@ fn read_of(
         return Err(ReadError::too_large("file", MAX_FILE_BYTES));
     }
     let stem = Path::new(name).file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let mut documents = match format(bytes, name)? {
+    let format = format(bytes, name)?;
+    if bytes.is_empty() && !matches!(format, Format::Text | Format::Records) {
+        return Err(ReadError::NoText { remedy: "the file is empty; fetch or export it again" });
+    }
+    let mut documents = match format {
         Format::Text => text::document(text::decode(bytes)?, &stem),
         Format::Records => text::records(&text::decode(bytes)?)?,
         Format::Html => vec![html::read(bytes, &stem)?],

@@ -23,8 +23,16 @@ pub(super) struct Page {
     text: String,
     /// A heading, a term or a summary has begun, and has no text yet.
     untitled: bool,
-    /// A `<sup>` has begun, and has no text yet.
+    /// A `<sup>` is open.
     raised: bool,
+    /// A `<sup>` has begun, and has no text yet.
+    raises: bool,
+    /// A link has begun, and has no text yet.
+    linked: bool,
+    /// How many elements of struck text are open.
+    struck: usize,
+    /// The block has a mark that begins struck text, and none that ends it.
+    marked: bool,
     /// How many `<pre>` are open.
     pre: usize,
     /// The number of the next item of each list that is open; none where it has bullets.
@@ -38,7 +46,8 @@ impl Page {
         self.untitled |= is_title(name);
         match name {
             "br" => self.text.push('\n'),
-            "sup" => self.raised = true,
+            "sup" => (self.raised, self.raises) = (true, true),
+            "del" | "s" | "strike" => self.struck += 1,
             "pre" | "listing" | "xmp" => {
                 self.flush();
                 self.pre += 1;
@@ -71,7 +80,14 @@ impl Page {
     pub(super) fn end(&mut self, name: &str) -> Result<(), ReadError> {
         self.untitled &= !is_title(name);
         match name {
-            "sup" => self.raised = false,
+            "sup" => (self.raised, self.raises) = (false, false),
+            "a" => self.linked = false,
+            "del" | "s" | "strike" => {
+                self.struck = self.struck.saturating_sub(1);
+                if self.struck == 0 {
+                    self.end_struck();
+                }
+            }
             "pre" | "listing" | "xmp" => {
                 self.flush();
                 self.pre = self.pre.saturating_sub(1);
@@ -104,10 +120,33 @@ impl Page {
     }
 
     pub(super) fn text(&mut self, text: &str) {
-        self.untitled &= text.trim().is_empty();
-        if std::mem::take(&mut self.raised) && is_exponent(&self.text, text) {
+        if text.trim().is_empty() {
+            return self.push(text);
+        }
+        self.untitled = false;
+        let raises = std::mem::take(&mut self.raises);
+        if std::mem::take(&mut self.linked) && self.raised && text.trim().chars().all(char::is_alphanumeric) {
+            return self.push(&format!("[{}]", text.trim()));
+        }
+        if raises && is_exponent(&self.text, text) {
             self.text.push('^');
         }
+        if self.struck > 0 && !self.marked && self.pre == 0 {
+            self.marked = true;
+            let (space, text) = text.split_at(text.len() - text.trim_start().len());
+            self.push(space);
+            self.push("~~");
+            return self.push(text);
+        }
+        self.push(text);
+    }
+
+    /// A link to another place has begun. A raised number that is all of a link is the mark of a note.
+    pub(super) fn start_link(&mut self) {
+        self.linked = true;
+    }
+
+    fn push(&mut self, text: &str) {
         if self.pre > 0 {
             self.text.push_str(text);
             return;
@@ -121,8 +160,18 @@ impl Page {
         }
     }
 
+    /// Writes the mark that ends struck text, before the space behind it.
+    fn end_struck(&mut self) {
+        if std::mem::take(&mut self.marked) {
+            let end = self.text.trim_end().len();
+            self.text.insert_str(end, "~~");
+        }
+    }
+
     /// Writes the block that is open.
     pub(super) fn flush(&mut self) {
+        self.end_struck();
+        self.raised = false;
         let text = std::mem::take(&mut self.text);
         if text.trim().is_empty() {
             return;

@@ -184,8 +184,10 @@ fn code_in_a_table_keeps_its_lines() {
 #[test]
 fn exponents_readings_and_formulas() {
     assert_eq!(
-        text("<p>10<sup>6</sup> or 10<sup>−6</sup>, the 1<sup>st</sup>, x<sup>2</sup>"),
-        "10^6 or 10^−6, the 1st, x2"
+        text(
+            "<p>10<sup>6</sup> or 10<sup>−6</sup>, the 1<sup>st</sup>, x<sup>2</sup>, Na<sup>+</sup>, (a)<sup>3</sup>"
+        ),
+        "10^6 or 10^−6, the 1st, x^2, Na+, (a)^3"
     );
     assert_eq!(text("<p><ruby>東<rp>(</rp><rt>とう</rt><rp>)</rp>京<rt>きょう</ruby>へ"), "東京へ");
     assert_eq!(
@@ -195,4 +197,69 @@ fn exponents_readings_and_formulas() {
         ),
         "So E=mc^{2} holds ."
     );
+}
+
+#[test]
+fn marks_of_notes_are_told_from_the_words_before_them() {
+    assert_eq!(
+        text(
+            "<p>reimbursement<sup>1</sup> of 2020<sup><a href='#n2'>2</a></sup>, in full.<a href='#n3'><sup>3</sup></a> \
+             A trip<sup><a href='#a'>a</a>,<a href='#b'>b</a></sup> by <a href='/car'>car m<sup>2</sup></a>"
+        ),
+        "reimbursement^1 of 2020[2], in full.[3] A trip[a],[b] by car m^2"
+    );
+    // An anchor is no link, and a link without text marks nothing behind it.
+    assert_eq!(text("<p>x<a id=x><sup>2</sup></a><a href=y><img></a>y<sup>2</sup>"), "x^2y^2");
+}
+
+#[test]
+fn struck_text_is_marked() {
+    assert_eq!(
+        text("<p><del>old price 5 </del><ins>6</ins>,<s> a <strike>b</strike> c</s>d<del></del>"),
+        "~~old price 5~~ 6, ~~a b c~~d"
+    );
+    assert_eq!(
+        text("<del><p>a<p>b</del><p>c<s>d<pre>e\nf</pre>g"),
+        "~~a~~\n\n~~b~~\n\nc~~d~~\n\n```\ne\nf\n```\n\n~~g~~"
+    );
+}
+
+#[test]
+fn formulas_are_written_once_and_in_order() {
+    let formula = "<math><semantics><mrow><mi>a</mi></mrow><annotation encoding='application/x-tex'>a^2 &lt; \\frac{a}{b}\
+        </annotation><annotation-xml encoding='MathML-Content'><ci>a</ci></annotation-xml></semantics></math>";
+    assert_eq!(text(&format!("<p>So {formula} holds.")), "So $a^2 < \\frac{a}{b}$ holds.");
+    assert_eq!(text("<p>So <math alttext='x_{1}'><msub><mi>x</mi><mn>1</mn></msub></math>."), "So $x_{1}$.");
+    let marked = |marks: &str| text(&format!("<p><math>{marks}</math>"));
+    assert_eq!(
+        marked(
+            "<msup><mi>a</mi> <mn>2</mn></msup><mo>+</mo><mn>2</mn><mo>&InvisibleTimes;</mo><msup><mi>b</mi><mrow><mi>n</mi><mo>+</mo><mn>1</mn></mrow></msup>"
+        ),
+        "a^2+2 b^(n+1)"
+    );
+    assert_eq!(
+        marked(
+            "<mfrac><mrow><mi>a</mi><mo>−</mo><mi>b</mi></mrow><msqrt><mi>x</mi><mi>y</mi></msqrt></mfrac>"
+        ),
+        "(a−b)/√(x y)"
+    );
+    assert_eq!(
+        marked(
+            "<munderover><mo>∑</mo><mn>1</mn><mi>n</mi></munderover><mi>sin</mi><mroot><mi>x</mi><mn>3</mn></mroot>"
+        ),
+        "∑_1^n sin x^(1/3)"
+    );
+    assert_eq!(
+        marked(
+            "<mtable><mtr><mtd><mn>1</mn></mtd><mtd><mn>0</mn></mtd></mtr><mtr><mtd><mn>0</mn></mtd></mtr></mtable>"
+        ),
+        "1, 0; 0"
+    );
+    assert_eq!(marked("<mtext><svg/></mtext><msup><mi/><mn>2</mn></msup><mi>x</mi>"), "^2 x");
+    let page =
+        "<?xml version='1.0'?><html><body><p><math><msup><mi/><mn>2</mn></msup></math></p></body></html>";
+    assert_eq!(text(page), "^2");
+    // A missing end tag loses nothing.
+    assert_eq!(text("<p><math><mi>x</mi><p>a<math><mfrac><mn>1</mn>"), "x\n\na1");
+    assert_eq!(text(&format!("<p><math>{}", "<msup><mi>a</mi>".repeat(20_000))).len(), 59_998);
 }

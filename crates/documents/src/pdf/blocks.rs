@@ -156,9 +156,6 @@ fn same_paragraph(before: &Line, line: &Line, pitch: f64, last: Option<&Block>) 
         Some(Block::Text(_)) => {}
         Some(Block::Table(_) | Block::Code(_)) | None => return false,
     }
-    if indent > 0.8 * size && before.x0() - before.left < 0.5 * size {
-        return false;
-    }
     let rest = (before.right - before.x1()) / (before.right - before.left).max(1.0);
     let text = before.text();
     if text.contains('…') && text.ends_with(|c: char| c.is_ascii_digit()) {
@@ -167,6 +164,11 @@ fn same_paragraph(before: &Line, line: &Line, pitch: f64, last: Option<&Block>) 
     }
     let upper = line.text().chars().next().is_some_and(|c| !c.is_lowercase());
     let ended = ends_sentence(&text);
+    if indent > 0.8 * size && before.x0() - before.left < 0.5 * size {
+        // The lines of a reference or a long heading hang behind their first one, which fills its line or parts a word.
+        let fills = !ended && rest <= 0.25 && before.style.mono == line.style.mono;
+        return fills || (!upper && text.ends_with(is_hyphen));
+    }
     !(upper && ((rest > 0.25 && ended) || rest > 0.5))
 }
 
@@ -186,6 +188,10 @@ fn crosses(last: &Block, line: &Line, text: &str) -> bool {
 fn ends_sentence(text: &str) -> bool {
     let text = text.trim_end_matches(['"', '\'', '”', '’', '»', ')', ']']);
     text.ends_with(['.', '!', '?', ':', '…', '。', '！', '？'])
+}
+
+fn is_hyphen(c: char) -> bool {
+    matches!(c, '-' | '\u{2010}' | '\u{AD}')
 }
 
 /// Bytes of a word that is looked up.
@@ -208,7 +214,7 @@ impl Words {
 
     /// Adds a line to the text before it, behind a space or, where a word was hyphenated, without.
     fn join(&self, before: &mut String, line: &str) {
-        let hyphen = before.chars().next_back().filter(|c| matches!(c, '-' | '\u{2010}' | '\u{AD}'));
+        let hyphen = before.chars().next_back().filter(|c| is_hyphen(*c));
         let continued = line.chars().next().is_some_and(char::is_lowercase);
         let Some(hyphen) = hyphen.filter(|_| continued) else {
             let wide = |c: Option<char>| c.is_some_and(is_wide);

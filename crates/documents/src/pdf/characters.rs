@@ -1,4 +1,5 @@
-//! The characters of fonts that do not tell them, by the character collections of Chinese, Japanese and Korean. (ISO 32000-2, 9.7.5)
+//! The characters of fonts that do not tell them: by the character collections of Chinese, Japanese and Korean (ISO 32000-2, 9.7.5), or
+//! by the encodings of TeX.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -10,6 +11,7 @@ use hayro_font::CMapResolverFn;
 use hayro_syntax::object::dict::keys::{CIDSYSTEMINFO, ENCODING, ORDERING, REGISTRY};
 use hayro_syntax::object::{self, Dict, Object};
 
+use super::bitmaps::Bitmaps;
 use crate::error::ReadError;
 use crate::limits::MAX_FONT_MAPS;
 
@@ -21,10 +23,14 @@ pub(super) struct Maps {
     known: HashMap<Vec<u8>, Rc<CMap>>,
 }
 
-/// The characters of a font: those of the glyphs of its collection, by their codes.
-pub(super) struct Characters {
-    glyphs: Rc<CMap>,
-    characters: Rc<CMap>,
+/// The characters of a font by their codes.
+pub(super) enum Characters {
+    /// Those of the glyphs of its collection.
+    Collection {
+        glyphs: Rc<CMap>,
+        characters: Rc<CMap>,
+    },
+    Bitmaps(Bitmaps),
 }
 
 impl Maps {
@@ -69,7 +75,7 @@ impl Maps {
         };
         let of_map = glyphs.metadata().character_collection.as_ref().map(|collection| &collection.family);
         let name = of_map.and_then(CidFamily::ucs2_cmap).or_else(|| family(descendant)?.ucs2_cmap())?;
-        Some(Characters { characters: self.named(name)?, glyphs })
+        Some(Characters::Collection { characters: self.named(name)?, glyphs })
     }
 
     fn named(&mut self, name: CMapName<'_>) -> Option<Rc<CMap>> {
@@ -92,7 +98,12 @@ fn family(descendant: &Dict<'_>) -> Option<CidFamily> {
 impl Characters {
     /// The characters of a code of so many bytes.
     pub(super) fn of(&self, code: u32, length: usize) -> Option<BfString> {
-        let glyph = self.glyphs.lookup_cid_code(code, u8::try_from(length).ok()?)?;
-        self.characters.lookup_bf_string(glyph)
+        match self {
+            Characters::Collection { glyphs, characters } => {
+                let glyph = glyphs.lookup_cid_code(code, u8::try_from(length).ok()?)?;
+                characters.lookup_bf_string(glyph)
+            }
+            Characters::Bitmaps(bitmaps) => bitmaps.character(code).map(BfString::Char),
+        }
     }
 }

@@ -19,7 +19,8 @@ use hayro_syntax::object::{Array, Dict, Name, ObjRef, Object, Stream};
 use hayro_syntax::page::{Page, Resources};
 
 use super::arrays::items;
-use super::characters::Maps;
+use super::bitmaps::Bitmaps;
+use super::characters::{Characters, Maps};
 use super::line::{Span, Style};
 use super::state::{Cursor, Face, State};
 use super::strings::{push, string};
@@ -46,6 +47,8 @@ pub(super) struct Interpreter<'a, 's> {
     /// The bytes of all streams that were decoded, those of one stream at each use.
     decoded: usize,
     text_bytes: usize,
+    /// Glyphs whose characters are known, and those whose are not.
+    glyphs: [usize; 2],
     /// Texts of all pages so far that stand apart.
     all_spans: usize,
     stop: &'s AtomicBool,
@@ -73,6 +76,7 @@ impl<'a, 's> Interpreter<'a, 's> {
             operations: 0,
             decoded: 0,
             text_bytes: 0,
+            glyphs: [0; 2],
             all_spans: 0,
             stop,
             spans: Vec::new(),
@@ -100,6 +104,11 @@ impl<'a, 's> Interpreter<'a, 's> {
             }
         }
         Ok(std::mem::take(&mut self.spans))
+    }
+
+    /// Whether the fonts tell no characters of most glyphs that the pages so far show.
+    pub(super) fn is_unknown(&self) -> bool {
+        self.glyphs[1] > self.glyphs[0]
     }
 
     fn check_contents(&mut self, page: &Page<'a>) -> Result<(), ReadError> {
@@ -256,10 +265,16 @@ impl<'a, 's> Interpreter<'a, 's> {
             files.iter().chain(&maps).flatten().try_for_each(|stream| self.check(stream))?;
             widths::check(dict)?;
         }
-        let style = dict.get::<Name<'_>>(BASE_FONT).map(|base| Style::of(base.as_str())).unwrap_or_default();
+        let mut style =
+            dict.get::<Name<'_>>(BASE_FONT).map(|base| Style::of(base.as_str())).unwrap_or_default();
         let font = self.fonts.font(&dict, &self.font_resolver, self.maps.resolver());
         self.maps.check()?;
-        let characters = descendant.and_then(|descendant| self.maps.characters(&dict, &descendant));
+        let bitmaps = font.as_ref().and_then(|font| Bitmaps::of(&dict, font));
+        style.mono |= bitmaps.as_ref().is_some_and(|bitmaps| bitmaps.mono);
+        let characters = match descendant {
+            Some(descendant) => self.maps.characters(&dict, &descendant),
+            None => bitmaps.map(Characters::Bitmaps),
+        };
         let found = Face { font, style, characters: characters.map(Rc::new) };
         if let Some(reference) = reference {
             self.known.insert(reference, found.clone());
@@ -338,6 +353,7 @@ impl<'a, 's> Interpreter<'a, 's> {
         placed: bool,
     ) -> Result<(), ReadError> {
         let mut text = String::new();
+        self.glyphs[usize::from(shown.is_none() && self.actual.is_none())] += 1;
         match shown {
             // The first glyph stands for the text, the others for none.
             _ if self.actual.is_some() => {

@@ -2,7 +2,7 @@
 
 use super::bidi::{is_ltr, is_rtl, reordered};
 use super::columns;
-use super::line::{Cell, Line, SOFT_HYPHEN, Span, Style, WORD_GAP, append, cell_gap, rows};
+use super::line::{Cell, Line, NARROW_SPACE, SOFT_HYPHEN, Span, Style, append, cell_gap, rows};
 use super::strings::marker;
 use crate::markdown::collapse;
 
@@ -64,6 +64,14 @@ fn shorten_leaders(text: &str) -> String {
     shortened
 }
 
+/// Whether narrow spaces stand between the letters of a line rather than between its words, which have more letters than that.
+fn is_letterspaced(cells: &[Cell]) -> bool {
+    let count = |is_kind: fn(char) -> bool| {
+        cells.iter().flat_map(|cell| cell.text.chars()).filter(|c| is_kind(*c)).count()
+    };
+    3 * count(|c| c == NARROW_SPACE) > count(|c| !c.is_whitespace())
+}
+
 fn line(row: Vec<Span>, rtl: bool, column: usize, left: f64, right: f64) -> Option<Line> {
     let style =
         Style { bold: row.iter().all(|span| span.style.bold), mono: row.iter().all(|span| span.style.mono) };
@@ -84,14 +92,18 @@ fn line(row: Vec<Span>, rtl: bool, column: usize, left: f64, right: f64) -> Opti
         }
         match (cells.last_mut(), gap) {
             (Some(cell), Some(gap)) if gap < cell_gap(&cell.text, &span) * size => {
-                append(&mut cell.text, &span.text, gap > WORD_GAP * span.size.min(size));
+                append(&mut cell.text, &span.text, gap / span.size.min(size));
                 cell.x1 = cell.x1.max(span.x1);
             }
             _ => cells.push(Cell { text: span.text.clone(), x0: span.x0, x1: span.x1 }),
         }
         last = Some((span, size));
     }
+    let is_spaced = is_letterspaced(&cells);
     for cell in &mut cells {
+        if is_spaced {
+            cell.text.retain(|c| c != NARROW_SPACE);
+        }
         // Programs are indented by spaces, which are drawn in some files.
         let lead = cell.text.chars().take_while(|c| c.is_whitespace()).count();
         cell.x0 += lead as f64 * (cell.x1 - cell.x0) / cell.text.chars().count().max(1) as f64;

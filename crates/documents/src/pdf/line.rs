@@ -1,7 +1,13 @@
 //! Texts of a page with their places, and the lines that they make.
 
 /// Space between two glyphs from which they belong to different words, in parts of their size.
-pub(super) const WORD_GAP: f64 = 0.17;
+const WORD_GAP: f64 = 0.17;
+
+/// Space that parts words on a tightly set line, and letters on one that is set with space between them.
+const NARROW_GAP: f64 = 0.12;
+
+/// Stands for that space until the line is known.
+pub(super) const NARROW_SPACE: char = '\u{200A}';
 
 /// Space from which texts on one line may be parts of a table, or of columns.
 const CELL_GAP: f64 = 0.45;
@@ -64,7 +70,7 @@ impl Span {
     }
 
     pub(super) fn push(&mut self, next: &Span) {
-        let gap = !next.text.is_empty() && next.x0 - self.x1 > WORD_GAP * self.size;
+        let gap = if next.text.is_empty() { 0.0 } else { (next.x0 - self.x1) / self.size };
         append(&mut self.text, &next.text, gap);
         // A place for a hyphen that is not drawn has a width in some fonts.
         if next.text != SOFT_HYPHEN {
@@ -80,9 +86,10 @@ pub(super) fn cell_gap(before: &str, next: &Span) -> f64 {
     if next.placed && !spaced { PLACED_GAP } else { CELL_GAP }
 }
 
-pub(super) fn append(text: &mut String, next: &str, gap: bool) {
-    if gap && !text.ends_with(char::is_whitespace) && !next.starts_with(char::is_whitespace) {
-        text.push(' ');
+/// Adds a text behind a gap, in parts of its size.
+pub(super) fn append(text: &mut String, next: &str, gap: f64) {
+    if gap > NARROW_GAP && !text.ends_with(char::is_whitespace) && !next.starts_with(char::is_whitespace) {
+        text.push(if gap > WORD_GAP { ' ' } else { NARROW_SPACE });
     }
     text.push_str(next);
 }

@@ -64,6 +64,11 @@ fn running_lines_are_the_same_but_for_a_number_that_grows_with_the_page() {
     // The page's number may begin at another.
     let text = of(2, &|page| at(72.0, 30.0, 10.0, &format!("{}", page + 17)));
     assert_eq!(text, texts[..2].join("\n\n"));
+    // That of pages before the first chapter is Roman, and may be large.
+    let text = of(5, &|page| at(72.0, 30.0, 14.0, ["iii", "iv", "v", "vi", "vii"][page]));
+    assert_eq!(text, texts.join("\n\n"));
+    let text = of(3, &|page| at(72.0, 800.0, 14.0, ["mix", "i", "xl"][page]));
+    assert_eq!(text.matches("# ").count(), 3, "{text}");
     // Other numbers are data.
     let text = of(5, &|page| at(72.0, 30.0, 10.0, &format!("Page total {}.50", 412 + 7 * page)));
     assert_eq!(text.matches("Page total").count(), 5, "{text}");
@@ -90,6 +95,83 @@ fn rows_of_a_table_over_several_pages_stay() {
     // The header stands once.
     assert_eq!(text.matches("Date").count(), 1, "{text}");
     assert!(text.starts_with("Date Amount"), "{text}");
+}
+
+#[test]
+fn narrow_spaces_part_words_and_no_letters() {
+    let shown = |texts: &[&str]| {
+        let texts: String = texts.iter().map(|text| format!("({text}) -150 ")).collect();
+        text(&format!("BT /F 10 Tf 72 700 Td [{texts}] TJ ET"))
+    };
+    let words = "Newer versions of this text are on the net";
+    assert_eq!(shown(&words.split(' ').collect::<Vec<_>>()), words);
+    assert_eq!(shown(&["H", "e", "a", "d", "i", "n", "g"]), "Heading");
+}
+
+#[test]
+fn lines_that_hang_behind_their_first_go_on_with_it() {
+    let reference =
+        lines(72.0, 700.0, &["Zarkos SG \\(2003\\). Econometric and Statistical Computing Using Ox. Com-"])
+            + &lines(
+                90.0,
+                688.0,
+                &["putational Economics, 21, 277 to 295, which lists more of them", "in full."],
+            );
+    assert_eq!(
+        text(&reference),
+        "Zarkos SG (2003). Econometric and Statistical Computing Using Ox. Computational Economics, 21, 277 to 295, which lists more \
+        of them in full."
+    );
+    let heading = "BT /B 12 Tf 72 760 Td (7.18 Why the output of a function depends on the) Tj 22 -14 Td (order of its factors) Tj ET ";
+    assert!(
+        text(&(heading.to_owned() + &reference))
+            .starts_with("# 7.18 Why the output of a function depends on the order of its factors\n\n")
+    );
+    // An indent begins a paragraph behind the end of another, and where programs begin.
+    let first = "A paragraph of one line that ends where the next one begins";
+    for (first, second) in
+        [(format!("{first}."), "/F 10 Tf (Another one.)"), (first.to_owned(), "/C 10 Tf (a = 1)")]
+    {
+        let text = text(&format!("BT /F 10 Tf 72 700 Td ({first}) Tj 15 -12 Td {second} Tj ET"));
+        assert_eq!(text.matches("\n\n").count(), 1, "{text}");
+    }
+}
+
+/// A file that shows codes in a bitmap font of TeX, whose glyphs have names of a letter and a number.
+fn bitmaps(shown: &[u8], codes: &[u8], name: impl Fn(u8) -> String, width: impl Fn(u8) -> u8) -> Vec<u8> {
+    let differences: String = codes.iter().map(|code| format!("{code} /{} ", name(*code))).collect();
+    let widths: String = (0..=255).map(|code| format!("{} ", width(code))).collect();
+    let font = format!(
+        "<< /Type /Font /Subtype /Type3 /FontMatrix [0.01 0 0 0.01 0 0] /FontBBox [0 0 100 100] /CharProcs << >> /FirstChar 0 \
+        /LastChar 255 /Widths [{widths}] /Encoding << /Type /Encoding /Differences [{differences}] >> >>"
+    );
+    let shown: String = shown.iter().map(|code| format!("{code:02X}")).collect();
+    let bytes = file(format!("BT /W 10 Tf 72 700 Td <{shown}> Tj ET").as_bytes(), "", &["<<>>", &font]);
+    String::from_utf8(bytes).unwrap().replace("/Font << /F ", "/Font << /W 6 0 R /F ").into_bytes()
+}
+
+#[test]
+fn bitmap_fonts_of_tex_have_the_characters_of_their_codes() {
+    let read = |shown: &[u8], more: &[u8], name: &str, even: bool| {
+        let codes = [&(b'a'..=b'z').collect::<Vec<_>>(), more].concat();
+        let width = |code| if even { 52 } else { 50 + code % 8 };
+        sent(&bitmaps(shown, &codes, |code| format!("{name}{code}"), width), "n").map(|read| read.text)
+    };
+    let t1 = read(b"\x10o\x1Dce\x11\x15na\xEFf", &[16, 17, 21, 29, 239], "a", false);
+    assert_eq!(t1.unwrap(), "“oflce”–naïf");
+    let ot1 = read(b"\\o\x0Ece\"{na\x1Ff'", b"\x0E\x1F\"'\\{", "a", false);
+    assert_eq!(ot1.unwrap(), "“office”–naØf’");
+    // Programs are set in signs of ASCII.
+    assert_eq!(read(b"{a\"'", b"\"'{", "C0", true).unwrap(), "{a\"'");
+    // A name that is no code tells nothing, nor do codes that are numbered from the first glyph.
+    let unknown = [read(b"abc", &[], "a1", false), read(b"abc", &[0, 1], "a", false)];
+    for read in unknown {
+        let error = read.unwrap_err().to_string();
+        assert!(
+            error.contains("do not tell the characters") && error.contains("ocrmypdf --force-ocr"),
+            "{error}"
+        );
+    }
 }
 
 /// A file that shows a text in a composite font, whose descendant is object 7.
