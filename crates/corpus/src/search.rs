@@ -4,13 +4,16 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tantivy::collector::{Count, TopDocs};
-use tantivy::query::{Bm25StatisticsProvider, BooleanQuery, ConstScoreQuery, Occur, Query, TermQuery};
+use tantivy::query::{
+    Bm25StatisticsProvider, BooleanQuery, BoostQuery, ConstScoreQuery, DisjunctionMaxQuery, Occur, Query,
+    TermQuery,
+};
 use tantivy::schema::{
     Field, INDEXED, IndexRecordOption, STORED, STRING, Schema, TextFieldIndexing, TextOptions, Value,
 };
 use tantivy::{Index, IndexReader, IndexWriter, ReloadPolicy, Searcher, TantivyDocument, Term, doc};
 
-use self::words::{WordTokenizer, in_namespace, normalized, words};
+use self::words::{WordTokenizer, forms, in_namespace, indexed, normalized, words};
 use crate::error::{Error, Result};
 
 mod words;
@@ -18,7 +21,7 @@ mod words;
 /// Memory of the index's writer, in bytes: the least that tantivy accepts.
 const WRITER_BYTES: usize = 16 << 20;
 /// Most words of a question that are searched for.
-const MAX_QUERY_WORDS: usize = 256;
+const MAX_QUERY_WORDS: usize = 512;
 /// Name of [`WordTokenizer`] in the index.
 const TOKENIZER: &str = "words";
 
@@ -37,7 +40,7 @@ pub struct Hit {
 pub(crate) struct SearchIndex {
     reader: IndexReader,
     writer: Mutex<IndexWriter>,
-    /// Number of words of each document, by namespace.
+    /// Number of the forms of words of each document, by namespace.
     word_counts: Mutex<HashMap<String, HashMap<String, u64>>>,
     fields: Fields,
 }
@@ -112,7 +115,7 @@ impl SearchIndex {
         for (namespace, id, chunks) in documents {
             let name = document_term(&namespace, &id);
             writer.delete_term(Term::from_field_text(document, &name));
-            let count = chunks.iter().map(|text| words(&normalized(text)).count() as u64).sum();
+            let count = chunks.iter().map(|text| indexed(&normalized(text)).count() as u64).sum();
             for (index, chunk_text) in chunks.iter().enumerate() {
                 let entry = doc!(
                     document => name.clone(), of => namespace_term(&namespace), chunk => index as u64,
@@ -142,11 +145,9 @@ impl SearchIndex {
     pub(crate) fn search(&self, namespace: &str, question: &str, limit: usize) -> Result<Vec<Hit>> {
         let mut seen = HashSet::new();
         let question = normalized(question);
-        let terms = words(&question).filter(|word| seen.insert(word.clone())).take(MAX_QUERY_WORDS);
-        let terms =
-            terms.map(|word| Term::from_field_text(self.fields.text, &in_namespace(namespace, &word)));
-        let terms: Vec<Term> = terms.collect();
-        if terms.is_empty() || limit == 0 {
+        let asked = words(&question).filter(|word| seen.insert(word.clone())).take(MAX_QUERY_WORDS);
+        let asked: Vec<String> = asked.collect();
+        if asked.is_empty() || limit == 0 {
             return Ok(Vec::new());
         }
         let of_namespace = Term::from_field_text(self.fields.namespace, &namespace_term(namespace));
@@ -159,7 +160,14 @@ impl SearchIndex {
         }
         let limit = limit.min(usize::try_from(statistics.chunks).unwrap_or(usize::MAX));
         let of = |term: Term, record| -> Box<dyn Query> { Box::new(TermQuery::new(term, record)) };
-        let any = terms.into_iter().map(|word| (Occur::Should, of(word, IndexRecordOption::WithFreqs)));
+        // A word counts once in a chunk: by the form of it that scores best.
+        let any = asked.into_iter().map(|word| {
+            let best = forms(word).map(|(form, weight)| -> Box<dyn Query> {
+                let term = Term::from_field_text(self.fields.text, &in_namespace(namespace, &form));
+                Box::new(BoostQuery::new(of(term, IndexRecordOption::WithFreqs), weight))
+            });
+            (Occur::Should, Box::new(DisjunctionMaxQuery::new(best.collect())) as Box<dyn Query>)
+        });
         // The namespace adds nothing to the score. Without it tantivy would sum the words' scores in an order that differs from chunk to
         // chunk, and chunks of one score would differ in their last bits.
         let of_namespace = ConstScoreQuery::new(of(of_namespace, IndexRecordOption::Basic), 0.0);
@@ -271,5 +279,35 @@ mod tests {
         assert_eq!((found("eau ?"), found("yaml")), (("eau".to_owned(), 0), ("eau".to_owned(), 1)));
         search.remove("", "wheels").unwrap();
         assert!(best("", "spokes", 5).is_empty());
+    }
+
+    #[test]
+    fn other_forms_of_a_word_are_found_behind_the_word_itself() {
+        let search = SearchIndex::new().unwrap();
+        let texts = [
+            ("bicycle", "北京的自行车租赁费用为每小时五元。"),
+            ("cafe", "Café Łódź"),
+            ("employees", "All employees, all expenses, all policies."),
+            ("employer", "An employer, one expense, one policy."),
+            ("holiday", "Der Urlaubsantrag ist vor den Kündigungsfristen zu stellen."),
+            ("server", "An HTTPServer2 of 20kg."),
+            ("water", "上海自来水来自海上,行车安全。"),
+        ];
+        let entry = |(id, text): (&str, &str)| (String::new(), id.to_owned(), vec![text.to_owned()]);
+        search.add(texts.map(entry)).unwrap();
+        let found = |question| {
+            let hits = search.search("", question, 5).unwrap();
+            hits.into_iter().map(|hit| hit.document).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(found("policy"), "employer employees");
+        assert_eq!(found("policies"), "employees employer");
+        assert_eq!(found("an employee"), "employer server employees");
+        assert_eq!((found("Urlaub"), found("Kundigungsfrist")), ("holiday".to_owned(), "holiday".to_owned()));
+        assert_eq!((found("cafe"), found("lodz")), ("cafe".to_owned(), "cafe".to_owned()));
+        assert_eq!((found("http server"), found("20 kg")), ("server".to_owned(), "server".to_owned()));
+        assert_eq!(found("自行车"), "bicycle water");
+        // Letters with and without marks score alike, and a word with both forms counts once.
+        let score = |question| search.search("", question, 1).unwrap()[0].score;
+        assert_eq!(score("café"), score("cafe"));
     }
 }
