@@ -12,17 +12,19 @@ mod simulated;
 mod static_list;
 mod worker;
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, anyhow, bail};
 use axum::http::HeaderValue;
 use clap::FromArgMatches as _;
 use refrain::store::raise_open_files;
-use refrain_server::{ApiKeys, Listener, Options, sign_tenant, stop_signal, tls};
+use refrain_server::{
+    ApiKeys, LOG_LEVELS, Listener, Options, log_directives, shows_colours, sign_tenant, stop_signal, tls,
+};
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{Cli, Command, Common, Discovery};
@@ -57,12 +59,17 @@ fn main() -> Result<()> {
 }
 
 fn log(common: &Common) -> Result<()> {
-    let filter = EnvFilter::try_new(&common.log)
-        .with_context(|| format!("--log {:?} is no filter: give for example info, or debug", common.log))?;
-    let log =
-        tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
-    log.with_env_filter(filter).init();
+    let log = tracing_subscriber::fmt().with_writer(std::io::stderr);
+    log.with_ansi(shows_colours(&std::io::stderr())).with_env_filter(log_filter(&common.log)?).init();
     Ok(())
+}
+
+/// # Errors
+/// If the text is no filter of a log.
+fn log_filter(text: &str) -> Result<EnvFilter> {
+    let filter =
+        log_directives(text).and_then(|it| EnvFilter::try_new(it).map_err(|error| error.to_string()));
+    filter.map_err(|wrong| anyhow!("--log {text:?} is no filter: {wrong}; {LOG_LEVELS}"))
 }
 
 async fn run_gateway(args: args::Gateway) -> Result<()> {
@@ -155,6 +162,13 @@ async fn stop_or(lost: Option<impl Future<Output = ()>>, is_lost: Arc<AtomicBool
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_filter_of_the_log_has_levels() {
+        assert!(log_filter("info, tantivy=warn").is_ok());
+        let error = log_filter("verbose").unwrap_err().to_string();
+        assert!(error.contains("verbose is no level; levels are error, warn"), "{error}");
+    }
 
     #[tokio::test]
     async fn a_gateway_without_workers_says_what_to_give() {

@@ -98,14 +98,15 @@ pub(crate) fn open(args: &args::Worker) -> Result<Served> {
     let engine = engine(args, store, &options.instructions)?;
     let data = folders::data_folder();
     let chosen = choice(&args.model, &fingerprint(&engine), data.as_deref(), &mut { warn })?;
+    let prefix = args.prefix.0.as_ref().unwrap_or(&chosen.prefix);
     if args.method == AUTO {
-        (options.method, options.method_reason) = (chosen.method, chosen.why);
+        (options.method, options.method_reason) = (chosen.method.clone(), chosen.why_behind(prefix));
     } else {
         options.method = METHODS.select(&args.method)?.spec;
         options.method_reason = "given to the worker".to_owned();
     }
     options.evict = POLICIES.select(&args.evict)?.spec;
-    options.prefix = match args.prefix.0.as_ref().unwrap_or(&chosen.prefix) {
+    options.prefix = match prefix {
         // Clients have no use for a path of this machine.
         Prefix::Text(_) => "text".to_owned(),
         prefix => prefix.to_string(),

@@ -25,14 +25,15 @@ FOCUS = """() => {
   return { what: e.id || e.name || e.textContent.trim().slice(0, 20) || e.tagName, body: e === document.body,
     outline: style.outlineStyle === 'none' ? 0 : parseFloat(style.outlineWidth), seen: box.width > 0 && box.height > 0 };
 }"""
-# Answers questions in the server's place with `answer`: its pieces, the milliseconds before each, why it ends, and its documents. What it is asked
-# is in `asked`.
+# Answers questions in the server's place with `answer`: its pieces, the milliseconds before each, why it ends, its documents, those of its
+# numbers that are others, and whether the connection is lost meanwhile. What it is asked is in `asked`.
 STAND_IN = """() => {
   const real = fetch, bytes = new TextEncoder();
   Object.assign(window, { asked: [], answer: null, fetch: (path, options) => {
     if (!path.endsWith('/chat/completions')) return real(path, options);
-    const { pieces, pause, end, documents } = window.answer;
-    const stats = { prompt_tokens: 9, document_tokens: 0, prefix_tokens: 0, cached_tokens: 0, recomputed_tokens: 0, kept_tokens: 9, ttft: 1, kv_bytes_held: 1 };
+    const { pieces, pause, end, documents, stats: more } = window.answer;
+    const stats = { prompt_tokens: 9, document_tokens: 0, prefix_tokens: 0, cached_tokens: 0, reused_tokens: 0,
+      recomputed_tokens: 0, left_out_tokens: 0, ttft: 1, kv_bytes_held: 1, ...more };
     const choice = (content, finish_reason) => JSON.stringify({ choices: [{ delta: { content }, finish_reason }] });
     const events = pieces.map(piece => choice(piece, null));
     events.push(choice('', end), JSON.stringify({ refrain: { stats, documents } }), '[DONE]');
@@ -40,6 +41,7 @@ STAND_IN = """() => {
     return Promise.resolve(new Response(new ReadableStream({ async pull(stream) {
       await new Promise(resume => setTimeout(resume, pause));
       if (options.signal.aborted) return stream.error(options.signal.reason);
+      if (window.answer.isLost) return stream.error(new Error('the connection is lost'));
       stream.enqueue(bytes.encode(`data: ${events.shift()}\\n\\n`));
       if (!events.length) stream.close();
     } })));

@@ -74,8 +74,11 @@ chat.send("\x03")
 chat.until(lambda text: "TPOT" in text or "TTFT" in text, "the statistics of a stopped answer")
 chat.until(prompted, "a prompt after a stopped answer")
 assert "leaves" not in chat.text, chat.text
+# Lines that come together are read one after the other.
+chat.send("/search\r/method\r")
+chat.until(lambda text: plain(text).count(", 0 documents") == 2 and prompted(text), "both lines' answers")
 # The line comes back, and goes.
-chat.send("\x1b[A")
+chat.send("\x1b[A" * 3)
 chat.until(lambda text: "Count to a hundred" in plain(text), "the earlier line")
 chat.send("\x15/help\r")
 chat.until(lambda text: "/method NAME" in text and prompted(text), "the list of commands")

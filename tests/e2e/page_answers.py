@@ -12,6 +12,28 @@ A [page](https://example.org/Foo_(bar)).
 | `x|y` | p \| q |
 | 1 ||
 """
+# Marks beside those, and what becomes of each of them.
+BLOCKS = (
+    ("> A *quote*\n>\n> - of two\n> > and one\n\nbehind", '<blockquote dir="auto"><p dir="auto">A <em>quote</em></p><ul dir="auto">'
+        '<li>of two</li></ul><blockquote dir="auto"><p dir="auto">and one</p></blockquote></blockquote><p dir="auto">behind</p>'),
+    ("before\n---\n* * *\n- item\n- - -\n- other", '<p dir="auto">before</p><hr><hr><ul dir="auto"><li>item</li></ul><hr><ul dir="auto"><li>other</li></ul>'),
+    ("- [x] done\n- [ ] to do\n- [X]no", '<ul dir="auto"><li class="task">☑ done</li><li class="task">☐ to do</li><li>[X]no</li></ul>'),
+    ("~~no *not* it~~ ~ 5 ~~ 6", '<p dir="auto"><del>no <em>not</em> it</del> ~ 5 ~~ 6</p>'),
+    ("a<br>b<BR />c \\<br> `<br>` <b>", '<p dir="auto">a<br>b<br>c &lt;br&gt; <code>&lt;br&gt;</code> &lt;b&gt;</p>'),
+    ("|a|b|c|\n|:--|:-:|--:|\n|1<br>2|3|4|5|", '<tr><th scope="col">a</th><th scope="col" class="center">b</th><th scope="col" class="right">c</th></tr></thead>'
+        '<tbody><tr><td>1<br>2</td><td class="center">3</td><td class="right">4</td><td>5</td></tr>'),
+    (">" * 5000, '<p dir="auto">&gt;&gt;'),
+)
+# Addresses: what stands as the link, where it leads, and what stays text.
+LINKS = (
+    ("See https://example.org/a_b_(c)?d=*e, or so.", ["https://example.org/a_b_(c)?d=*e"], "See , or so."),
+    ("(http://example.org/a.) **https://example.org** xhttps://example.org", ["http://example.org/a", "https://example.org"], "(.)  xhttps://example.org"),
+    ("<https://example.org/?q=<i>> <javascript:alert(1)> javascript:alert(1)", [], None),
+    ("<https://example.org/a;b.>", ["https://example.org/a;b."], ""),
+    ("![A plan](https://example.org/plan.png) ![](https://example.org/b.png)", ["https://example.org/plan.png", "https://example.org/b.png"], " "),
+    ("[**https://example.org/a**](https://example.org/b \"Title\") [a](javascript:alert(1))", ["https://example.org/b"], " [a](javascript:alert(1))"),
+    ('https://example.org/"onmouseover="alert(1)', ["https://example.org/"], '"onmouseover="alert(1)'),
+)
 # How far the end of the answer lies below what the question leaves free.
 BELOW = """() => document.querySelector('.turn .text').getBoundingClientRect().bottom
   - Math.min(document.getElementById('ask').getBoundingClientRect().top, innerHeight)"""
@@ -77,6 +99,66 @@ def mark(page, answer):
         page.locator("#anew").click()
 
 
+def show_marks(page):
+    """Marks of other kinds, as blocks and as links. What comes in pieces becomes the same, and nothing is loaded from elsewhere."""
+    page.evaluate("""async () => {
+      const { render } = await import('./page/markdown.js');
+      const shown = (texts) => {
+        const place = document.createElement('div');
+        for (const text of texts) render(place, text);
+        return place;
+      };
+      window.shownAtOnce = (text) => shown([text]);
+      window.shownInPieces = (text) => shown([...text].map((_, i) => text.slice(0, i + 1)));
+    }""")
+    for text, html in BLOCKS:
+        at_once = page.evaluate("text => shownAtOnce(text).innerHTML", text)
+        assert html in at_once, (text[:80], at_once[:500])
+        if len(text) < 1000:
+            assert page.evaluate("text => shownInPieces(text).innerHTML", text) == at_once, text
+    for text, links, rest in LINKS:
+        shown = page.evaluate(
+            """text => {
+          const place = shownAtOnce(text), links = [...place.querySelectorAll('a')];
+          const others = place.querySelectorAll(':not(p, strong, a)').length + place.querySelectorAll('a a').length;
+          const hrefs = links.map(link => link.getAttribute('href'));
+          links.forEach(link => link.remove());
+          return [hrefs, place.textContent, others];
+        }""",
+            text,
+        )
+        assert (shown[0] == links or rest is None) and shown[2] == 0, (text, shown)
+        assert rest is None or shown[1] == rest, (text, shown)
+        assert all(href.startswith("http") for href in shown[0]), (text, shown)
+
+
+def count_tokens(page, answer):
+    """Tokens that are read at one layer and computed at another count once, whatever else the prompt has."""
+    stats = {"prompt_tokens": 1048, "document_tokens": 576, "ttft": 1, "kv_bytes_held": 1}
+    for name, read, expected in (
+        ("relax_kv", {"cached_tokens": 608, "reused_tokens": 563, "recomputed_tokens": 45}, [563, 45, 440]),
+        ("sam_kv", {"cached_tokens": 352, "reused_tokens": 32, "recomputed_tokens": 320, "left_out_tokens": 256}, [32, 320, 440, 256]),
+        ("vanilla", {"recomputed_tokens": 576}, [1048]),
+    ):
+        answer(stats={**stats, **read})
+        page.locator("#question").focus()
+        ask(page, "How many?", 1)
+        numbers = page.locator(".turn .kinds dd").evaluate_all("all => all.map(dd => parseInt(dd.textContent))")
+        assert numbers == expected, (name, numbers)
+        page.locator("#anew").click()
+
+
+def leave(page, answer):
+    """An answer that was under way when the page was left is one that was stopped, though its connection was lost first."""
+    page.on("dialog", lambda dialog: dialog.accept())
+    begin(page, answer, "A word. " * 200)
+    with page.expect_navigation():
+        page.evaluate("() => { answer.isLost = true; setTimeout(() => location.reload(), 100); }")
+    page.wait_for_selector("#documents li", state="attached")
+    ends = [end for end in page.locator(".turn article > .hint").all_inner_texts() if end]
+    assert ends == ["Stopped.", "Not asked."], ends
+
+
 def read_answers(browser):
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     start(page)
@@ -84,11 +166,17 @@ def read_answers(browser):
     one_method(page)
     grow(page, answer)
     mark(page, answer)
+    show_marks(page)
+    count_tokens(page, answer)
     # A window of 1280 by 1024 pixels at 400 %: the question does not cover what is read.
     page.set_viewport_size({"width": 320, "height": 256})
     begin(page, answer, "A word. " * 200)
     assert page.locator("#ask").evaluate("ask => getComputedStyle(ask).position") == "static" and page.evaluate(BELOW) <= 1
     stop(page)
+    page.close()
+    page = browser.new_page()
+    start(page)
+    leave(page, stand_in(page))
     page.close()
     # A keyboard on a phone's screen has no Shift+Enter.
     page = browser.new_page(viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)

@@ -5,7 +5,13 @@ from browser import FOCUS, URL, ask, stand_in, start
 
 def keep_policy(browser):
     """Answers are made with the server's own eviction policy and all of its options until another one is chosen."""
-    for own, capacity in (("morph_kv", "600"), ("morph_kv:capacity=800,window=100,fuse=max", "800"), ("full", "512")):
+    for own, capacity in (
+        ("morph_kv", "600"),
+        ("morph_kv:capacity=800,window=100,fuse=max", "800"),
+        ("streaming_llm:capacity=12", "12"),
+        ("keyformer", "0"),
+        ("full", "512"),
+    ):
         page = browser.new_page()
 
         def serve(route):
@@ -20,11 +26,16 @@ def keep_policy(browser):
         page.locator("#question").focus()
         ask(page, "By the server's own policy?", 1)
         assert evict() == own, evict()
+        # A number that nobody has chosen is that of the policy.
+        page.locator("#evict").select_option("keyformer")
+        assert page.locator("#capacity").input_value() == "0", own
         page.locator("#evict").select_option("morph_kv")
         page.locator("#capacity").fill("640")
         page.locator("#question").focus()
         ask(page, "By another one?", 2)
         assert evict() == {"name": "morph_kv", "capacity": 640}, evict()
+        page.locator("#evict").select_option("h2o")
+        assert page.locator("#capacity").input_value() == "640"
         page.close()
 
 
@@ -63,6 +74,20 @@ def answer_without_text(page, answer):
     ask(page, "Nothing?", 1)
     assert page.locator("#turns").get_by_text("The model ended its answer at once, without text.").count() == 2
     assert "undefined" not in page.locator("#turns").inner_text() and page.locator("#turns canvas").count() == 0
+    page.locator("#question").fill("")
+
+
+def leave_out_numbers(page):
+    """A number that is missing, or more than the model's context, is told at its field before anything is asked."""
+    asked = page.evaluate("asked.length")
+    context = page.evaluate("async () => (await (await fetch('v1/models')).json()).data[0].max_model_len")
+    for field, wrong in (("capacity", ""), ("tokens", ""), ("tokens", str(context + 1))):
+        before = page.locator(f"#{field}").input_value()
+        page.locator(f"#{field}").fill(wrong)
+        page.locator("#question").fill("How many?")
+        page.locator("#question").press("Enter")
+        assert page.evaluate(FOCUS)["what"] == field and page.evaluate("asked.length") == asked, (field, wrong)
+        page.locator(f"#{field}").fill(before)
     page.locator("#question").fill("")
 
 
@@ -161,6 +186,7 @@ def meet_faults(browser):
     begin_late(page)
     answer = stand_in(page)
     answer_without_text(page, answer)
+    leave_out_numbers(page)
     compose(page, answer)
     copy_in_vain(page)
     refuse_key(page)

@@ -112,6 +112,10 @@ def remove_elsewhere(page):
     page.get_by_role("button", name="remove Chapter 4").click()
     has_rows(page, 6)
     assert page.locator("#unread").inner_text() == ""
+    # A window beside another one is not hidden while that changes the documents.
+    del stored.documents["doc-00005"]
+    page.evaluate("window.dispatchEvent(new Event('focus'))")
+    has_rows(page, 5)
     # Who wants the ticked documents, and has not ticked one yet, is not sent back to a search.
     page.locator("input[value=chosen]").check()
     look_again(page)
@@ -157,6 +161,7 @@ def change_key(page):
     start(page)
     has_rows(page, 2)
     methods = page.locator("#methods input").count()
+    page.evaluate("document.getElementById('unread').textContent = 'Not added: the server does not know this API key'")
     page.locator("#access summary").click()
     for key in ("wrong", "slow", ""):
         page.locator("#key").fill(key)
@@ -169,7 +174,7 @@ def change_key(page):
     has_rows(page, 2)
     late[0].continue_()
     page.wait_for_timeout(100)
-    assert page.locator("#methods input").count() == methods
+    assert page.locator("#methods input").count() == methods and page.locator("#unread").inner_text() == ""
     page.unroute_all()
 
 

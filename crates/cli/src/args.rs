@@ -12,13 +12,16 @@ mod serve;
 mod store;
 mod tune;
 
+use std::any::TypeId;
+use std::convert::Infallible;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::{
-    BoolishValueParser, NonEmptyStringValueParser, RangedU64ValueParser, TypedValueParser as _,
+    BoolishValueParser, NonEmptyStringValueParser, PathBufValueParser, RangedU64ValueParser,
+    TypedValueParser as _,
 };
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
 use refrain::engine::{DeviceChoice, Instructions, Prefix};
@@ -27,6 +30,7 @@ use refrain::store::KvQuantization;
 
 pub(crate) use answers::{Ask, Chat, Generate, SEARCHABLE};
 pub(crate) use bench::{Bench, Decode, Feature, Memory, Policies, Scenario, ServeBench, StoreBench, Ttft};
+pub(crate) use errors::with_expected;
 pub(crate) use eval::{Eval, Report as EvalReport, Run as EvalRun, Selection};
 pub(crate) use install::{Completions, Health, Man};
 #[cfg(feature = "remote")]
@@ -43,6 +47,7 @@ pub(crate) use tune::Tune;
 
 use crate::examples;
 use refrain::AUTO;
+use refrain::folders::expand_tilde;
 #[cfg(feature = "remote")]
 use refrain::quantities::SyncInterval;
 use refrain::quantities::{Quota, parse_duration, parse_size, parse_tokens};
@@ -92,7 +97,8 @@ impl FromStr for Compute {
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
     /// Model: a known name (`refrain models`), a GGUF file, a Hugging Face folder, or `hf:ORG/NAME[@REVISION][:FILE]`
-    #[arg(long, global = true, value_name = "MODEL", default_value = "smollm2-135m", value_hint = ValueHint::AnyPath)]
+    #[arg(long, global = true, value_name = "MODEL", default_value = "smollm2-135m", value_hint = ValueHint::AnyPath,
+          value_parser = parse_model)]
     pub(crate) model: String,
     /// Folder of the models that `refrain pull` fetches by name [default: ~/.cache/refrain/models]
     #[arg(long, global = true, value_name = "FOLDER", hide_short_help = true, value_hint = ValueHint::DirPath)]
@@ -154,7 +160,7 @@ pub(crate) struct Global {
     #[arg(long, global = true, value_name = "N", default_value_t = 0, hide_short_help = true)]
     pub(crate) threads: usize,
     /// How weights are kept and multiplied: bf16, q8 (blocks of 8 or 4 bits), f32, or auto (q8 for quantised files, else
-    /// bf16)
+    /// bf16). Commands that share chunks need the same
     #[arg(long, global = true, value_name = "TYPE", default_value = "auto", hide_short_help = true)]
     pub(crate) compute: Compute,
     /// Keep packed weights in a file beside the model, as large as they are in memory, from which later starts read them: `false` packs
@@ -169,17 +175,19 @@ pub(crate) struct Global {
           require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true,
           hide_possible_values = true, hide_short_help = true, value_parser = BoolishValueParser::new())]
     pub(crate) strict_numerics: bool,
-    /// Type of cached keys and values: f16, bf16 or f32
+    /// Type of cached keys and values: f16, bf16 or f32. Commands that share chunks need the same
     #[arg(long, global = true, value_name = "TYPE", default_value = "f16", hide_short_help = true)]
     pub(crate) kv: Dtype,
-    /// Type of stored keys and values: exact (as computed), q8 (8 bits an element) or q4 (4 bits, KIVI)
+    /// Type of stored keys and values: exact (as computed), q8 (8 bits an element) or q4 (4 bits, KIVI). Commands that share chunks
+    /// need the same
     #[arg(long, global = true, value_name = "TYPE", default_value = "exact", hide_short_help = true)]
     pub(crate) store_dtype: KvQuantization,
-    /// Most tokens of a chunk
+    /// Most tokens of a chunk. Commands that share chunks need the same
     #[arg(long, global = true, value_name = "N", default_value_t = 512, hide_short_help = true,
           value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub(crate) chunk_tokens: usize,
-    /// Tokens right before a chunk in its document that it is prefilled behind, at most, or `all` of them: documents in one piece
+    /// Tokens right before a chunk in its document that it is prefilled behind, at most, or `all` of them: documents in one piece.
+    /// Commands that share chunks need the same
     #[arg(long, global = true, value_name = "N", default_value = "0", value_parser = parse_tokens, hide_short_help = true)]
     pub(crate) left_tokens: usize,
     /// Tokens that stand before every chunk while it is prefilled, and are dropped: none (BOS alone, where the model has one), bos (for
@@ -392,12 +400,20 @@ fn with_environment(command: clap::Command) -> clap::Command {
             return arg;
         }
         // A negative number is a value, and no option of an unknown name.
-        let arg = arg.allow_negative_numbers(true);
+        let mut arg = arg.allow_negative_numbers(true);
+        if arg.get_value_parser().type_id() == TypeId::of::<PathBuf>() {
+            arg = arg.value_parser(PathBufValueParser::new().map(expand_tilde));
+        }
         let variable = variable(arg.get_long().unwrap_or_default());
         // A variable that is empty is one that is not set.
         if is_set(&variable) { arg.env(variable).hide_env(true) } else { arg }
     });
     command.mut_subcommands(with_environment)
+}
+
+/// A model as it is given, with the home folder for a leading `~` of a path.
+fn parse_model(text: &str) -> Result<String, Infallible> {
+    Ok(expand_tilde(text.into()).to_string_lossy().into_owned())
 }
 
 /// The environment variable of an option.

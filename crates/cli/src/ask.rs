@@ -20,14 +20,15 @@ use crate::kept::has_documents;
 use crate::limits::{check_biases, check_sampling, grammar, with_room};
 use crate::methods::{self, Method, Policy};
 use crate::output::{
-    Fail, NotPrinted, broken, bytes, colours, count, number, one_line, paint, percent, print, print_json,
-    seconds, stream_text, warn,
+    Fail, NotPrinted, broken, bytes, count, number, one_line, paint, percent, print, print_json, seconds,
+    stream_text, warn,
 };
 use crate::settings::Context;
 use crate::signals::{Interrupt, Interruptible};
 use crate::table::{Table, columns};
 use refrain::AUTO;
 use refrain::folders::tilde;
+use refrain_server::shows_colours;
 
 /// `refrain ask`
 pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
@@ -278,13 +279,13 @@ pub(crate) fn answer(
         out.flush().map_err(NotPrinted)?;
         warn_of_cut_form(context, request, &answer);
         warn_of_other_prefix(&answer.stats);
-        let chosen = context
-            .choice_of(&method.spec)
-            .map(|choice| format!("\n{} behind prefix {}: {}", choice.method, choice.prefix, choice.why));
-        let line = stats_line(method, policy, &answer, ingested) + &chosen.unwrap_or_default();
+        let mut line = stats_line(method, policy, &answer, ingested);
+        if let Some(why) = context.reason_of(&method.spec)? {
+            line.push_str(&format!("\n{} behind prefix {}: {why}", method.spec, context.prefix()?));
+        }
         context.say(&paint("2", &line, &io::stderr()));
         if let Some(explanation) = &answer.explanation {
-            write!(out, "\n{}", explained(explanation, colours(&io::stdout()), columns(&io::stdout())))
+            write!(out, "\n{}", explained(explanation, shows_colours(&io::stdout()), columns(&io::stdout())))
                 .map_err(NotPrinted)?;
         }
     }

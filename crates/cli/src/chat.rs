@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result};
 use refrain::Library;
 use refrain::engine::{Document, Engine, Error, GenerateRequest, Instructions, Prompt, Sampling};
+use refrain::folders::expand_tilde;
 use refrain::model::Message;
 use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
@@ -29,14 +30,17 @@ use crate::signals::{Interrupt, Interrupted, Interruptible};
 
 const HELP: &str = "\
 /docs PATH     answer from these documents too
-/search N      answer each question from the N chunks that match it best, of these documents or, without any, of all that are
-               stored; off ends that
+/search N      answer each question from the N chunks that match it best, of
+               these documents or, without any, of all that are stored; off
+               ends that
 /method NAME   answer with this method, for example /method a3:ratio=0.3
-/evict NAME    decode with this eviction policy, for example /evict morph_kv:capacity=600
+/evict NAME    decode with this eviction policy, for example
+               /evict morph_kv:capacity=600
 /new           forget what was said
 /help          this list
 /quit          leave; the end of input (Ctrl-D) does the same
-Ctrl-C stops an answer or the prefill of documents, and clears a line. Arrow keys edit the line and bring earlier ones back.
+Ctrl-C stops an answer or the prefill of documents, and clears a line.
+Arrow keys edit the line and bring earlier ones back.
 ";
 
 /// Most bytes of keys and values that are kept of earlier turns.
@@ -173,14 +177,10 @@ impl Highlighter for EditedLine {}
 impl Validator for EditedLine {}
 impl Helper for EditedLine {}
 
-/// A path that a person typed: `~/` is the home folder, and quotes around a path are no part of it.
+/// A path that a person typed, as [`expand_tilde`] has it: quotes around it are no part of it.
 fn typed_path(text: &str) -> PathBuf {
     let unquoted = ['"', '\''].iter().find_map(|quote| text.strip_prefix(*quote)?.strip_suffix(*quote));
-    let text = unquoted.unwrap_or(text);
-    match (text.strip_prefix("~/"), std::env::home_dir()) {
-        (Some(below), Some(home)) => home.join(below.trim_start_matches('/')),
-        _ => PathBuf::from(text),
-    }
+    expand_tilde(PathBuf::from(unquoted.unwrap_or(text)))
 }
 
 /// The number of chunks that `/search` names, or none where it is `off`.
@@ -240,6 +240,12 @@ impl Chat<'_> {
                     documents.push(document);
                     Ok(running.check()?)
                 })?;
+                let read = documents.len();
+                documents.retain(|document| !self.documents.contains(document));
+                if documents.len() < read {
+                    let there = count(read - documents.len(), "document");
+                    self.context.say(&format!("already there: {there}"));
+                }
                 self.add(documents, running)?;
                 self.context.say(&self.state());
             }
@@ -373,6 +379,13 @@ impl Chat<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_help_fits_a_terminal_of_80_columns() {
+        for line in HELP.lines() {
+            assert!(line.len() <= 78, "{line}");
+        }
+    }
 
     #[test]
     fn typed_paths_may_have_quotes_and_the_home_folder() {

@@ -12,19 +12,20 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
+use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, Command};
 use toml::{Table, Value};
 
-use crate::args::{FileOptions, is_setting};
+use crate::args::{FileOptions, is_setting, with_expected};
 use crate::output::Fail;
-use refrain::folders::config_folder;
+use refrain::folders::{config_folder, expand_tilde};
 
 /// The command with the defaults of the configuration file, if there is one, and the options that have them.
 pub(crate) fn configured(command: Command, given: &[OsString]) -> Result<(Command, FileOptions)> {
     let mut options = FileOptions::default();
     let named = named(given).or_else(|| std::env::var_os("REFRAIN_CONFIG").filter(|name| !name.is_empty()));
     let path = match &named {
-        Some(name) => PathBuf::from(name),
+        Some(name) => expand_tilde(PathBuf::from(name)),
         None => match config_folder() {
             Some(folder) => folder.join("config.toml"),
             None => return Ok((command, options)),
@@ -88,8 +89,8 @@ fn with_defaults(
             value => {
                 let found = command.get_arguments().find(|arg| is_key(arg, &key)).cloned();
                 let Some(arg) = found else {
-                    let (path, known) = (path.display(), known(&command));
-                    let message = format!("{path}: unknown key '{full}'; known here are {known}");
+                    let message =
+                        format!("{}: unknown key '{full}'; {}", path.display(), known(&command, &key));
                     return Err(Fail::usage(message).into());
                 };
                 let values =
@@ -109,12 +110,37 @@ fn is_key(arg: &Arg, key: &str) -> bool {
     name.is_some_and(|name| name == key.replace('_', "-"))
 }
 
-fn known(command: &Command) -> String {
+/// The place of an unknown key: the tables that it belongs into, or the names that are known where it stands, with the nearest one first.
+fn known(command: &Command, key: &str) -> String {
+    let tables = tables_with(command, key, "");
+    if !tables.is_empty() {
+        return format!("it belongs into {}", tables.join(" or "));
+    }
+    let nearest = nearest(command, key).map(|name| format!("did you mean '{name}'? ")).unwrap_or_default();
     let options = command.get_arguments().filter(|arg| is_setting(arg)).filter_map(Arg::get_long);
     let tables =
         command.get_subcommands().filter(|sub| has_settings(sub)).map(|sub| format!("[{}]", sub.get_name()));
     let options = options.filter(|name| *name != "config").map(str::to_owned);
-    options.chain(tables).collect::<Vec<_>>().join(", ")
+    format!("{nearest}known here are {}", options.chain(tables).collect::<Vec<_>>().join(", "))
+}
+
+/// The tables of the subcommands that have an option of this name, below the dotted name `at`.
+fn tables_with(command: &Command, key: &str, at: &str) -> Vec<String> {
+    let below = |sub: &Command| {
+        let full = if at.is_empty() { sub.get_name().to_owned() } else { format!("{at}.{}", sub.get_name()) };
+        let own = sub.get_arguments().any(|arg| is_key(arg, key)).then(|| format!("[{full}]"));
+        own.into_iter().chain(tables_with(sub, key, &full)).collect::<Vec<_>>()
+    };
+    command.get_subcommands().flat_map(below).collect()
+}
+
+/// The name of the option that is nearest to a key, as clap finds it for a word of the command line.
+fn nearest(command: &Command, key: &str) -> Option<String> {
+    let alone = command.clone().no_binary_name(true);
+    let error = alone.try_get_matches_from([format!("--{key}")]).err()?;
+    let Some(ContextValue::String(option)) = error.get(ContextKind::SuggestedArg) else { return None };
+    let name = option.trim_start_matches('-');
+    command.get_arguments().any(|arg| is_key(arg, name)).then(|| name.to_owned())
 }
 
 fn has_settings(command: &Command) -> bool {
@@ -136,9 +162,12 @@ fn check(arg: &Arg, values: &[String]) -> Result<()> {
     let words = values.iter().map(|value| format!("--{}={value}", arg.get_long().unwrap_or_default()));
     let alone = Command::new("refrain").no_binary_name(true).arg(arg.clone().global(false).required(false));
     alone.try_get_matches_from(words).map(|_| ()).map_err(|error| {
-        let text = error.to_string();
-        let first = text.lines().next().unwrap_or_default();
-        anyhow::anyhow!("{}", first.trim_start_matches("error: "))
+        let text = with_expected(error).to_string();
+        let first = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+        match text.lines().find_map(|line| line.trim_start().strip_prefix("tip: ")) {
+            Some(tip) => anyhow::anyhow!("{first}: {tip}"),
+            None => anyhow::anyhow!("{first}"),
+        }
     })
 }
 
@@ -169,6 +198,36 @@ mod tests {
         let ask = crate::args::innermost(&matches);
         assert_eq!(ask.get_one::<usize>("chunk_tokens"), Some(&7));
         assert_eq!(ask.get_one::<bool>("json"), Some(&false));
+    }
+
+    #[test]
+    fn an_unknown_key_is_told_with_its_table_or_the_nearest_name() {
+        for (text, told) in [
+            ("max-tokens = 3", "'max-tokens'; it belongs into [ask] or [chat] or [tune]"),
+            ("max_tokens = 3", "it belongs into [ask]"),
+            ("modle = \"x\"", "'modle'; did you mean 'model'? known here are"),
+            ("[ask]\nmax-token = 3", "'ask.max-token'; did you mean 'max-tokens'? known here are"),
+            ("colour = 1", "'colour'; known here are"),
+        ] {
+            assert!(message(text).contains(told), "{}", message(text));
+        }
+        let told = message("threads = 2.5");
+        assert!(told.contains("'2.5'") && told.ends_with(": give a whole number"), "{told}");
+    }
+
+    /// No shell expands a path of the file.
+    #[test]
+    fn paths_may_begin_with_the_home_folder() {
+        let home = std::env::home_dir().unwrap();
+        let file = "store = \"~/st\"\nmodel = \"~/m.gguf\"\n[serve]\ndocs = [\"~/a\", \"b/~\"]";
+        let words = ["refrain", "serve", "--models=~/models"];
+        let matches = apply(file).unwrap().try_get_matches_from(words).unwrap();
+        let serve = crate::args::innermost(&matches);
+        assert_eq!(serve.get_one::<PathBuf>("store"), Some(&home.join("st")));
+        assert_eq!(serve.get_one::<PathBuf>("models"), Some(&home.join("models")));
+        assert_eq!(serve.get_one::<String>("model"), Some(&home.join("m.gguf").display().to_string()));
+        let docs: Vec<_> = serve.get_many::<PathBuf>("docs").unwrap().collect();
+        assert_eq!(docs, [&home.join("a"), &PathBuf::from("b/~")]);
     }
 
     #[test]

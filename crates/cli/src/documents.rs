@@ -1,6 +1,6 @@
 //! The documents of the files and folders that a command names.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -22,6 +22,8 @@ pub(crate) struct Documents {
     pub(crate) failures: Vec<UnreadFile>,
     /// Number of the files of folders that were left out, since their extensions are not known.
     pub(crate) left_out: usize,
+    /// Number of the files that are empty or blank.
+    pub(crate) empty: usize,
 }
 
 /// A file or folder that could not be read.
@@ -51,15 +53,15 @@ impl std::fmt::Display for UnreadFile {
 /// If a path names nothing, or paths are given and none of them holds a document.
 pub(crate) fn read_documents(console: Console, paths: &[PathBuf]) -> Result<Documents> {
     let mut documents = Vec::new();
-    let (failures, left_out) = each_document(console, paths, |document| {
+    let (failures, left_out, empty) = each_document(console, paths, |document| {
         documents.push(document);
         Ok(())
     })?;
-    Ok(Documents { documents, failures, left_out })
+    Ok(Documents { documents, failures, left_out, empty })
 }
 
-/// [`read_documents`], of which `take` gets one after the other; gives the files that could not be read, and the number of those that were
-/// left out.
+/// [`read_documents`], of which `take` gets one after the other; gives the files that could not be read, the number of those that were
+/// left out, and the number of those that are empty or blank. A file that several paths lead to is read once.
 ///
 /// # Errors
 /// As for [`read_documents`], and those of `take`.
@@ -67,10 +69,10 @@ pub(crate) fn each_document(
     console: Console,
     paths: &[PathBuf],
     mut take: impl FnMut(Document) -> Result<()>,
-) -> Result<(Vec<UnreadFile>, usize)> {
+) -> Result<(Vec<UnreadFile>, usize, usize)> {
     let (mut number, mut unread, mut others) = (0, Vec::new(), Vec::new());
     if paths.is_empty() {
-        return Ok((unread, 0));
+        return Ok((unread, 0, 0));
     }
     if let Some(path) = paths.iter().find(|path| is_missing(path)) {
         return Err(Fail::new(format!("there is no file or folder {}", path.display())).into());
@@ -78,21 +80,26 @@ pub(crate) fn each_document(
     let listed: Vec<_> = paths.iter().map(|path| (path, files(path))).collect();
     let all = listed.iter().map(|(_, files)| files.found.len() as u64).sum();
     let (bar, mut done) = (console.bar("reading", "{pos}/{len} files"), 0);
-    let mut empty = Vec::new();
+    let (mut without, mut empty, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
     for (path, files) in listed {
-        let before = (number, unread.len());
+        if files.found.is_empty() && files.failures.is_empty() {
+            without.push(path);
+        }
         others.extend(files.others);
         unread.extend(files.failures.into_iter().map(UnreadFile::from));
         for file in files.found {
+            done += 1;
+            show(&bar, done, all);
+            if !seen.insert(file.canonicalize().unwrap_or_else(|_| file.clone())) {
+                continue;
+            }
             let reading = read_path(&file);
+            if reading.documents.is_empty() && reading.failures.is_empty() {
+                empty.push(file);
+            }
             number += reading.documents.len();
             reading.documents.into_iter().try_for_each(&mut take)?;
             unread.extend(reading.failures.into_iter().map(UnreadFile::from));
-            done += 1;
-            show(&bar, done, all);
-        }
-        if before == (number, unread.len()) {
-            empty.push(path);
         }
     }
     bar.finish_and_clear();
@@ -100,16 +107,32 @@ pub(crate) fn each_document(
         console.say(&left_out(&others));
     }
     if number == 0 {
-        return Err(nothing_read(paths, &unread));
+        return Err(nothing_read(paths, &empty, &unread));
     }
-    empty.iter().for_each(|path| console.warn(&without_documents(path)));
+    if !empty.is_empty() {
+        console.say(&are_empty(&empty));
+    }
+    without.iter().for_each(|path| console.warn(&without_documents(path)));
     unread.iter().for_each(|failure| console.warn(&failure.to_string()));
-    Ok((unread, others.len()))
+    Ok((unread, others.len(), empty.len()))
+}
+
+/// Most files, or kinds of files, that a remark names.
+const NAMED: usize = 4;
+
+/// Says which files are empty or blank: by its path where it is one, and else some of them by their names.
+fn are_empty(files: &[PathBuf]) -> String {
+    if let [file] = files {
+        return one_line(&format!("{} is empty or blank", file.display()));
+    }
+    let names = files.iter().map(|file| file.file_name().unwrap_or_default().display().to_string());
+    let mut named: Vec<String> = names.take(NAMED).collect();
+    named.extend((files.len() > NAMED).then(|| "…".to_owned()));
+    one_line(&format!("{} are empty or blank ({})", count(files.len(), "file"), named.join(", ")))
 }
 
 /// Says how many files of folders are left out, with some of their extensions, or names without one.
 fn left_out(others: &[PathBuf]) -> String {
-    const NAMED: usize = 4;
     let kind = |path: &PathBuf| match path.extension() {
         Some(extension) => format!(".{}", extension.display()),
         None => path.file_name().unwrap_or_default().display().to_string(),
@@ -132,8 +155,9 @@ fn without_documents(path: &Path) -> String {
     format!("{} holds no {KINDS} document", path.display())
 }
 
-fn nothing_read(paths: &[PathBuf], failures: &[UnreadFile]) -> anyhow::Error {
+fn nothing_read(paths: &[PathBuf], empty: &[PathBuf], failures: &[UnreadFile]) -> anyhow::Error {
     match (failures, paths) {
+        ([], _) if !empty.is_empty() => Fail::new(are_empty(empty)).into(),
         ([], [path]) => Fail::new(without_documents(path)).into(),
         ([], _) => Fail::new(format!("the {} hold no {KINDS} document", count(paths.len(), "path"))).into(),
         ([failure], _) => Fail::new(failure.to_string()).into(),

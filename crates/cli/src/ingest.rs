@@ -9,7 +9,9 @@ use anyhow::{Context as _, Result};
 use refrain::Library;
 use refrain::corpus::{DocumentStore, StoredDocument};
 use refrain::documents::files;
-use refrain::engine::{Advance, Document, Engine, Ingest, IngestReport, Prompt, PromptChunk, rate};
+use refrain::engine::{
+    Advance, Document, Engine, Ingest, IngestProgress, IngestReport, Prompt, PromptChunk, rate,
+};
 use serde_json::json;
 
 use crate::args;
@@ -25,7 +27,7 @@ use refrain::folders::tilde;
 /// `refrain ingest`
 pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
     let method = methods::asked(context, &args.method)?;
-    let Documents { documents, failures, left_out } = read_documents(context.console, &args.paths)?;
+    let Documents { documents, failures, left_out, empty } = read_documents(context.console, &args.paths)?;
     let engine = context.open_engine(&args.instructions())?;
     let interrupt = Interrupt::listen_to_all().context("cannot wait for signals")?;
     let work = engine.start_ingest(&documents, &method.built)?;
@@ -53,6 +55,7 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
                 let mut value = json!(report);
                 value["failures"] = json!(failures);
                 value["left_out"] = json!(left_out);
+                value["empty"] = json!(empty);
                 value["searchable"] = json!(kept.is_some());
                 value["unpublished"] = json!(unpublished);
                 print_json(&value)?;
@@ -122,17 +125,23 @@ fn of_same_titles(
     )))
 }
 
+/// A progress bar of an ingest, which is there until the returned function is dropped.
+pub(crate) fn progress_bar(context: &Context) -> impl Fn(IngestProgress) + use<> {
+    let bar = context.bar("ingesting", "{pos}/{len} tokens, {rate}{left}");
+    move |progress| show(&bar, progress.done as u64, progress.total as u64)
+}
+
 /// Computes the chunks that the store lacks, with a progress bar, until all are there or a signal stops it; tells whether all are there.
 fn ingest_until_stopped(
     context: &Context,
     mut work: Ingest,
     running: &Interruptible<'_>,
 ) -> Result<(IngestReport, bool)> {
-    let bar = context.bar("ingesting", "{pos}/{len} tokens, {rate}{left}");
+    let show_progress = progress_bar(context);
     loop {
         let is_done = work.advance()? == Advance::Done;
         if let Some(progress) = work.new_progress() {
-            show(&bar, progress.done as u64, progress.total as u64);
+            show_progress(progress);
         }
         if is_done || running.is_interrupted() {
             return Ok((work.finish(), is_done));
@@ -169,7 +178,7 @@ fn stopped(
 
 /// The documents all of whose chunks are in the store's folder, and the number of chunks that are there. Methods that keep statistics have
 /// documents `in_one_piece`, as far as the model's context goes.
-fn stored_documents(
+pub(crate) fn stored_documents(
     engine: &Engine,
     documents: &[Document],
     in_one_piece: bool,

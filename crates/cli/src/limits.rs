@@ -8,7 +8,13 @@ use crate::output::Fail;
 /// # Errors
 /// If an option of the sampling is out of its range.
 pub(crate) fn check_sampling(sampling: &Sampling) -> Result<()> {
-    Ok(sampling.check().map_err(|error| Fail::usage(error.to_string()))?)
+    let named = |error: Error| match error {
+        Error::Sampling { option, value, expected } => {
+            format!("--{} {value} is out of range; choose {expected}", option.replace('_', "-"))
+        }
+        error => error.to_string(),
+    };
+    Ok(sampling.check().map_err(|error| Fail::usage(named(error)))?)
 }
 
 /// The grammar of the form that the answer is held to.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
+use refrain_server::shows_colours;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -334,13 +335,7 @@ pub(crate) fn warn(text: &str) {
 
 /// Text in an ANSI style where `stream` is a terminal that shows it.
 pub(crate) fn paint(style: &str, text: &str, stream: &impl IsTerminal) -> String {
-    if colours(stream) { format!("\x1b[{style}m{text}\x1b[0m") } else { text.to_owned() }
-}
-
-/// Whether `stream` shows colours and the user wants them (<https://no-color.org>).
-pub(crate) fn colours(stream: &impl IsTerminal) -> bool {
-    let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    stream.is_terminal() && !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+    if shows_colours(stream) { format!("\x1b[{style}m{text}\x1b[0m") } else { text.to_owned() }
 }
 
 /// Text of a model or a document as a stream gets it: a terminal would obey its control characters.

@@ -1,21 +1,25 @@
 //! `refrain serve` and `refrain key`.
 
+use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use refrain::engine::Prefix;
-use refrain_server::{ApiKeys, App, Listener, Options, stop_signal, tls};
+use refrain::engine::{Document, Engine, Prefix};
+use refrain_server::{
+    ApiKeys, App, LOG_LEVELS, Listener, Options, log_directives, shows_colours, stop_signal, tls,
+};
 use serde_json::json;
-use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _};
 
 use crate::args::{self, Key};
 use crate::documents::{Documents, read_documents, unread};
+use crate::ingest::{progress_bar, stored_documents};
 use crate::methods;
-use crate::output::{Fail, colours, count, json_path, print, print_json};
+use crate::output::{Fail, broken, count, json_path, print, print_json};
 use crate::settings::Context;
 
 /// `refrain serve`
@@ -24,7 +28,7 @@ pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let log = match context.json {
         true => log.json().boxed(),
-        false => log.with_ansi(colours(&std::io::stderr())).with_target(false).boxed(),
+        false => log.with_ansi(shows_colours(&std::io::stderr())).with_target(false).boxed(),
     };
     let log = tracing_subscriber::registry().with(log.with_filter(filter));
     #[cfg(feature = "otlp")]
@@ -50,7 +54,7 @@ pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
     let engine = context.open_engine(&options.instructions)?;
     let prefix_cache = usize::try_from(args.prefix_cache_memory_bytes).unwrap_or(usize::MAX);
     let engine = engine.with_prefix_cache(prefix_cache);
-    let chosen = context.choice_of(&method.spec).map(|choice| choice.why.clone());
+    let chosen = context.reason_of(&method.spec)?;
     #[cfg(feature = "otlp")]
     if export.is_some() {
         options.set_parent = Some(crate::otlp::set_parent);
@@ -61,6 +65,7 @@ pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
         Prefix::Text(_) => "text".to_owned(),
         prefix => prefix.to_string(),
     };
+    let in_one_piece = !method.built.statistics().is_empty();
     (options.method, options.evict) = (method.spec, policy.spec);
     let open = options.api_keys.is_empty();
     let encrypted = match (&args.ssl_certfile, &args.ssl_keyfile) {
@@ -73,14 +78,24 @@ pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
         .enable_all()
         .build()
         .context("cannot start the threads that serve")?;
-    runtime.block_on(async {
-        let listener = Listener::bind(SocketAddr::new(args.host, args.port), encrypted).await?;
-        let address = listener.address()?;
+    let served = runtime.block_on(async {
+        let mut stop = pin!(stop_signal());
+        let address = SocketAddr::new(args.host, args.port);
+        let mut listener = Listener::bind(address, encrypted.clone()).await?;
+        let ingesting = engine.clone();
         let app = App::new(engine, options)?;
         if !documents.is_empty() {
-            let ingested = app.ingest(documents).await.map_err(|error| anyhow::anyhow!("{error}"))?;
+            // Connections are refused while nothing would answer on them.
+            drop(listener);
+            let Some(ingested) = ingest(context, &app, &documents, stop.as_mut()).await? else {
+                app.drain();
+                return stopped(context, &ingesting, &documents, in_one_piece);
+            };
             context.say(&format!("{} ingested{}", count(ingested, "document"), unread(failures.len())));
+            listener = Listener::bind(address, encrypted).await?;
         }
+        drop((ingesting, documents));
+        let address = listener.address()?;
         if open && !args.host.is_loopback() {
             tracing::warn!(
                 "everyone who can reach {address} can send requests: --api-key-file restricts them to holders of a key"
@@ -91,40 +106,69 @@ pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
             print_json(&json!({ "url": url, "model": context.global.model }))?;
         } else {
             let model = &context.global.model;
-            print(&format!("{model} answers at {url}/v1 (OpenAI's interface), with a page at {url}/ (Ctrl-C ends it)\n"))?;
+            let said = format!(
+                "{model} answers at {url}/v1 (OpenAI's interface), with a page at {url}/ (Ctrl-C ends it)"
+            );
+            print(&format!("{}\n", broken(&said, &io::stdout())))?;
         }
-        listener.serve(app, stop_signal()).await;
+        let requests_under_way = app.requests_under_way();
+        let stop = async {
+            stop.await;
+            let under_way = requests_under_way();
+            if under_way > 0 {
+                context.say(&format!(
+                    "stopping: {} under way may go on for {:?}, and another Ctrl-C ends the server at once",
+                    count(under_way, "request"),
+                    args.shutdown_timeout
+                ));
+            }
+        };
+        listener.serve(app, stop).await;
         context.say("stopped");
         anyhow::Ok(())
-    })?;
+    });
     // No client is left that blocking work could still serve.
     runtime.shutdown_timeout(Duration::from_secs(1));
     #[cfg(feature = "otlp")]
     if let Some(export) = export {
         export.end();
     }
+    served
+}
+
+/// Ingests the documents that stand on the command line, with a progress bar, and gives their number; none where `stop` completes first.
+async fn ingest(
+    context: &Context,
+    app: &App,
+    documents: &[Document],
+    stop: impl Future<Output = ()>,
+) -> Result<Option<usize>> {
+    tokio::select! {
+        ingested = app.ingest(documents.to_vec(), progress_bar(context)) => {
+            Ok(Some(ingested.map_err(|error| anyhow::anyhow!("{error}"))?))
+        }
+        () = stop => Ok(None),
+    }
+}
+
+/// Ends a server whose ingest was stopped, and says what is kept.
+fn stopped(context: &Context, engine: &Engine, documents: &[Document], in_one_piece: bool) -> Result<()> {
+    let (_, stored) = stored_documents(engine, documents, in_one_piece)?;
+    let are = if stored == 1 { "is" } else { "are" };
+    let chunks = count(stored, "chunk");
+    context.say(&format!("stopped; {chunks} of the documents {are} kept; the same command goes on there"));
     Ok(())
 }
 
 /// The filter of the log.
 ///
 /// # Errors
-/// If the text is none, or has a word that is no level: such a word names a module, and the log of all others may be off.
+/// If the text is none.
 fn log_filter(text: &str) -> Result<EnvFilter> {
-    let is_name = |word: &str| word.chars().all(|c| c.is_alphanumeric() || "-_:".contains(c));
-    let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
-    let words: Vec<&str> = text.split(',').map(str::trim).filter(|word| !word.is_empty()).collect();
-    let wrong = match words.iter().find(|word| is_name(word) && !is_level(word)) {
-        Some(word) => format!("{word} is no level"),
-        // A space before a level would make it the name of a module.
-        None => match EnvFilter::try_new(words.join(",")) {
-            Ok(filter) => return Ok(filter),
-            Err(error) => error.to_string(),
-        },
-    };
-    Err(Fail::usage(format!("--log {text:?} is no filter: {wrong}"))
-        .hint("levels are error, warn, info, debug, trace and off; a module has its level behind it, as in info,tantivy=warn")
-        .into())
+    let filter =
+        log_directives(text).and_then(|it| EnvFilter::try_new(it).map_err(|error| error.to_string()));
+    filter
+        .map_err(|wrong| Fail::usage(format!("--log {text:?} is no filter: {wrong}")).hint(LOG_LEVELS).into())
 }
 
 /// The server's settings, without method and policy.
@@ -182,23 +226,9 @@ mod tests {
 
     #[test]
     fn a_filter_of_the_log_has_levels() {
-        for right in [
-            "info",
-            "WARN",
-            "off",
-            "3",
-            "info,tantivy=warn",
-            "refrain::text=trace, error,",
-            "info,[answer]=debug",
-        ] {
-            assert!(log_filter(right).is_ok(), "{right}");
-        }
-        for (wrong, word) in
-            [("warning", "warning"), ("info,verbose", "verbose"), ("refrain_server", "refrain_server")]
-        {
-            let error = log_filter(wrong).unwrap_err().to_string();
-            assert!(error.contains(&format!("{word} is no level")), "{error}");
-        }
+        assert!(log_filter("info, tantivy=warn").is_ok());
+        let error = log_filter("info,verbose").unwrap_err().to_string();
+        assert!(error.contains("verbose is no level"), "{error}");
         assert!(log_filter("info,tantivy=loud").is_err());
     }
 }

@@ -15,7 +15,7 @@ use refrain::engine::{Engine, Instructions, Prefix, Settings};
 use refrain::folders::{data_folder, models_folder, tilde};
 use refrain::model::ModelFiles;
 use refrain::quantities::Quota;
-use refrain::store::{Limits, NamespaceKey, SHARED, Store, hex, holds_store};
+use refrain::store::{Limits, NamespaceKey, SHARED, Store, StoreError, hex, holds_store};
 use refrain::{AUTO, Choice, EngineOptions, choice, resolve};
 use sha2::{Digest, Sha256};
 
@@ -115,15 +115,24 @@ impl Context {
 
     /// The store that the options name.
     pub(crate) fn open_store(&self) -> Result<Store> {
+        self.opened_store().map_err(|error| -> anyhow::Error {
+            if matches!(error, StoreError::Io { .. }) {
+                return Fail::new(error.to_string()).hint("--store names another folder").into();
+            }
+            error.into()
+        })
+    }
+
+    fn opened_store(&self) -> Result<Store, StoreError> {
         let limits = self.limits();
         #[cfg(feature = "remote")]
         if let Some(url) = &self.global.remote {
             let mut options = refrain::store::RemoteOptions::new(url);
             options.timeout = self.global.remote_timeout;
             options.policy = self.global.remote_policy;
-            return Ok(Store::open_shared(&self.store, limits, &options)?);
+            return Store::open_shared(&self.store, limits, &options);
         }
-        Ok(Store::open(&self.store, limits)?)
+        Store::open(&self.store, limits)
     }
 
     /// The store that the options name, for a command that looks after what is there: nothing is made. An empty folder is an empty store,
@@ -302,9 +311,12 @@ impl Context {
         if text == AUTO { Ok(self.choice()?.method.clone()) } else { Ok(text.to_owned()) }
     }
 
-    /// The model's choice, where an answer with this method follows it.
-    pub(crate) fn choice_of(&self, method: &str) -> Option<&Choice> {
-        self.choice.get().filter(|choice| choice.method == method)
+    /// Why the model's choice is this method, where an answer with it follows the choice.
+    pub(crate) fn reason_of(&self, method: &str) -> Result<Option<String>> {
+        let Some(choice) = self.choice.get().filter(|choice| choice.method == method) else {
+            return Ok(None);
+        };
+        Ok(Some(choice.why_behind(&self.prefix()?)))
     }
 
     /// The identity of a model's weights, configuration and precision under these options.

@@ -385,12 +385,12 @@ fn broken_documents_and_empty_questions_are_named() {
 fn wrong_values_of_options_end_with_2() {
     let home = Home::new();
     for (option, value, named) in [
-        ("--max-tokens", "0", "max_tokens = 0"),
-        ("--temperature", "-1", "temperature = -1"),
-        ("--top-p", "0", "top_p = 0"),
-        ("--repetition-penalty", "0", "repetition_penalty = 0"),
-        ("--min-p", "2", "min_p = 2"),
-        ("--logit-bias", "5=nan", "logit_bias"),
+        ("--max-tokens", "0", "--max-tokens 0 is out of range"),
+        ("--temperature", "-1", "--temperature -1 is out of range"),
+        ("--top-p", "0", "--top-p 0 is out of range"),
+        ("--repetition-penalty", "0", "--repetition-penalty 0 is out of range"),
+        ("--min-p", "2", "--min-p 2 is out of range"),
+        ("--logit-bias", "5=nan", "--logit-bias"),
         ("--chunk-tokens", "0", "--chunk-tokens"),
     ] {
         // No model is needed to tell them.
@@ -729,11 +729,11 @@ fn a_prompt_longer_than_the_context_is_refused_before_anything_is_computed() {
     home.run(&["ask", "--max-tokens", "9000", "How far?"])
         .failed(1, &["9000", "context is 8192", "hint: --max-tokens 8"]);
     home.run(&["ask", &"far ".repeat(9000)]).failed(1, &["hint: ask a shorter question"]);
-    home.run(&["ask", "--temperature", "-1", "How far?"]).failed(2, &["temperature = -1 is out of range"]);
+    home.run(&["ask", "--temperature", "-1", "How far?"]).failed(2, &["--temperature -1 is out of range"]);
     home.run(&["ask", "--max-tokens", "-1", "How far?"]).failed(2, &["invalid value '-1' for '--max-tokens"]);
     home.run(&["ask", "--logit-bias", "99999999=1", "How far?"])
         .failed(2, &["--logit-bias: the model has 49152 tokens, and none of id 99999999"]);
-    home.run(&["ask", "--top-p", "0", "How far?"]).failed(2, &["top_p"]);
+    home.run(&["ask", "--top-p", "0", "How far?"]).failed(2, &["--top-p 0"]);
     home.run(&["bench", "ttft", "--lengths", "9000"]).failed(2, &["9000"]);
 }
 

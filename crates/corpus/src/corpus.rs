@@ -1,6 +1,7 @@
 //! The tenants' documents: stored, and searched by their chunks.
 
 use std::mem;
+use std::path::{self, Path};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -11,11 +12,16 @@ use crate::cut::{NewDocument, segmentation};
 use crate::document_store::{Change, ChangeKind, DocumentStore, Removal, SharingStats};
 use crate::error::{Error, Result};
 use crate::local::LocalDocuments;
+use crate::notes;
 use crate::search::{Hit, SearchIndex};
 use crate::tables::{METADATA, REMOVALS, StoredDocument};
 
 /// Documents that are indexed in one commit when a corpus is opened.
 const BATCH: usize = 256;
+
+/// Bytes of chunks that go on a full disk beside four times those of new documents. The database's pages are of powers of two bytes, and it copies rows
+/// that stand beside new ones.
+const ROOM: u64 = 16 << 20;
 
 /// The document store and the search index over its replica, which hold the same documents whenever no change is under way.
 pub struct Corpus {
@@ -148,12 +154,26 @@ impl Corpus {
         if self.documents().contains(namespace, id)? { Ok(()) } else { self.index.remove(namespace, id) }
     }
 
-    /// Stores and indexes documents, in order, up to the first that cannot be stored. Those before it stay.
+    /// Stores and indexes documents in an engine's namespace, in order, up to the first that cannot be stored. Those before it stay. On a full disk the
+    /// least recently used chunks that are not pinned go.
     ///
     /// # Errors
     /// If the namespace's quota has no room for a document, or a change fails.
-    pub fn put(&self, namespace: &str, documents: Vec<NewDocument>) -> Result<Vec<StoredDocument>> {
-        let (stored, outcome) = self.store.put(namespace, &documents, &self.segmentation);
+    pub fn put(&self, engine: &Engine, documents: Vec<NewDocument>) -> Result<Vec<StoredDocument>> {
+        let namespace = &engine.settings().namespace;
+        let mut stored = Vec::with_capacity(documents.len());
+        let write = || {
+            let (further, outcome) =
+                self.store.put(namespace, &documents[stored.len()..], &self.segmentation);
+            stored.extend(further);
+            outcome
+        };
+        let bytes: u64 = documents.iter().map(NewDocument::bytes).sum();
+        let chunks = engine.store();
+        // Chunks in another folder than the documents make no room for these.
+        let folder_of = |file: &Path| file.parent().and_then(|folder| path::absolute(folder).ok());
+        let is_full = |error: &Error| matches!(error, Error::DiskFull { path, .. } if folder_of(path).as_deref() == chunks.folder());
+        let outcome = chunks.write_beside(4 * bytes + ROOM, write, is_full);
         let _indexing = self.indexing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut entries = Vec::with_capacity(stored.len());
         for (document, new) in stored.iter().zip(documents) {
@@ -191,7 +211,7 @@ impl Corpus {
         let namespace = &engine.settings().namespace;
         let looked_for = self.get(engine, id);
         // Other removals may have the writer for long: it is not waited for where nothing is to be removed.
-        if self.sharing().is_none() && !self.is_known(namespace, id)? {
+        if self.sharing().is_none() && !self.is_known(engine, namespace, id)? {
             return looked_for.and(Err(Error::NotFound(id.to_owned())));
         }
         let chunks = engine.whole_document(self.documents().chunks(namespace, id)?);
@@ -216,11 +236,14 @@ impl Corpus {
         finished.map_err(|error| incomplete(OBJECT_STORE, &error))
     }
 
-    /// Whether the replica has the document, or its removal has begun.
-    fn is_known(&self, namespace: &str, id: &str) -> Result<bool> {
+    /// Whether the replica has the document, or its removal has something left to delete. For a program without the object store that is
+    /// nothing once the chunks are deleted here: the removal is only kept for the next program that has it.
+    fn is_known(&self, engine: &Engine, namespace: &str, id: &str) -> Result<bool> {
+        let fetches = engine.store().fetches();
         self.documents().database.read(|transaction| {
             let is_there = transaction.open_table(METADATA)?.get((namespace, id))?.is_some();
-            Ok(is_there || transaction.open_table(REMOVALS)?.get((namespace, id))?.is_some())
+            let is_begun = transaction.open_table(REMOVALS)?.get((namespace, id))?.is_some();
+            Ok(is_there || is_begun && (fetches || !notes::is_deleted(transaction, namespace, id)?))
         })
     }
 
@@ -404,9 +427,13 @@ fn incomplete(tier: &'static str, reason: &dyn std::fmt::Display) -> Error {
 }
 
 #[cfg(test)]
+#[path = "full_disk_tests.rs"]
+mod full_disk_tests;
+
+#[cfg(test)]
 pub(crate) mod tests {
     use std::collections::BTreeSet;
-    use std::path::{Path, PathBuf};
+    use std::path::PathBuf;
     use std::sync::mpsc::channel;
     use std::thread;
     use std::time::Duration;
@@ -420,7 +447,7 @@ pub(crate) mod tests {
     use crate::local::tests::Disk;
     use crate::tables::document_id;
 
-    fn new_document(index: usize) -> NewDocument {
+    pub(super) fn new_document(index: usize) -> NewDocument {
         let text = format!("bolt number {index}");
         NewDocument {
             document: Document { title: String::new(), text: text.clone() },
@@ -452,12 +479,14 @@ pub(crate) mod tests {
     /// first of many that are stored before any is indexed, so that there is time for it.
     #[test]
     fn every_hit_of_a_search_is_a_stored_document() {
+        let folder = tempfile::tempdir().unwrap();
+        let (engine, _) = with_a_chunk(folder.path());
         let corpus = corpus(LocalDocuments::open(None, 1 << 20).unwrap(), "test");
         for round in 0..4 {
             let batch: Vec<NewDocument> = (50 * round..50 * (round + 1)).map(new_document).collect();
             let id = document_id(&batch[0].document);
             std::thread::scope(|scope| {
-                scope.spawn(|| corpus.put("", batch).unwrap());
+                scope.spawn(|| corpus.put(&engine, batch).unwrap());
                 scope.spawn(|| while unlist(&corpus, &id).is_err() {});
             });
         }
@@ -493,7 +522,7 @@ pub(crate) mod tests {
         corpus.delete_chunks(&engine, "", &keys).unwrap();
         ingest();
         assert_eq!(chunks(), 0, "no document has the chunk");
-        corpus.put("", vec![new()]).unwrap();
+        corpus.put(&engine, vec![new()]).unwrap();
         corpus.delete_chunks(&engine, "", &keys).unwrap();
         assert_eq!(chunks(), 0);
         ingest();
@@ -508,8 +537,8 @@ pub(crate) mod tests {
         let disk = Disk::default();
         let corpus = Corpus::unindexed(&engine, Box::new(disk.open(1 << 20))).unwrap();
         let new = NewDocument::cut(&engine, document, false).unwrap();
-        let gone = corpus.put("", vec![new_document(7)]).unwrap().remove(0).id;
-        let come = corpus.documents().put("", &new, "").unwrap().id;
+        let gone = corpus.put(&engine, vec![new_document(7)]).unwrap().remove(0).id;
+        let come = corpus.documents().put("", &new, "", 1).unwrap().id;
         let found = |question: &str| !corpus.search("", question, 9).unwrap().is_empty();
         corpus.store.remove("", &gone, &[]).unwrap();
         assert!(found("number") && !found("stem"));
@@ -534,7 +563,7 @@ pub(crate) mod tests {
         let open = || Box::new(LocalDocuments::open(Some(folder.path()), 1 << 20).unwrap());
         let corpus = Corpus::unindexed(&engine, open()).unwrap();
         let new = NewDocument::cut(&engine, document.clone(), false).unwrap();
-        let id = corpus.put("", vec![new]).unwrap().remove(0).id;
+        let id = corpus.put(&engine, vec![new]).unwrap().remove(0).id;
         corpus.store.remove("", &id, &[]).unwrap();
         drop(corpus);
         let chunks = || engine.store().list(Scope::All).unwrap().chunks.len();
@@ -548,6 +577,22 @@ pub(crate) mod tests {
         let corpus = Corpus::unindexed(&engine, open()).unwrap();
         assert_eq!(chunks(), 0);
         assert!(matches!(corpus.remove(&engine, &id), Err(Error::NotFound(_))));
+    }
+
+    /// The removal is kept for the next program that has the object store, which a program without it has nothing to do with.
+    #[test]
+    fn a_removal_that_waits_for_the_object_store_is_not_repeated_without_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (engine, document) = with_a_chunk(folder.path());
+        let was_shared = LocalDocuments::open_for(None, 1 << 20, true).unwrap();
+        let corpus = Corpus::unindexed(&engine, Box::new(was_shared)).unwrap();
+        let put = || corpus.put(&engine, vec![NewDocument::cut(&engine, document.clone(), false).unwrap()]);
+        for _ in 0..2 {
+            let id = put().unwrap().remove(0).id;
+            corpus.remove(&engine, &id).unwrap();
+            assert_eq!(corpus.documents().removals(false).unwrap().len(), 1, "it is kept");
+            assert!(matches!(corpus.remove(&engine, &id), Err(Error::NotFound(_))));
+        }
     }
 
     /// Another removal has the writer for as long as the documents' file is made anew.
@@ -570,8 +615,10 @@ pub(crate) mod tests {
 
     #[test]
     fn documents_before_one_without_room_are_stored_and_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let (engine, _) = with_a_chunk(folder.path());
         let corpus = corpus(LocalDocuments::open(None, 30).unwrap(), "test");
-        let error = corpus.put("", (0..5).map(new_document).collect()).unwrap_err();
+        let error = corpus.put(&engine, (0..5).map(new_document).collect()).unwrap_err();
         assert!(matches!(error, Error::QuotaExceeded { quota: 30, .. }), "{error}");
         assert_eq!(corpus.search("", "bolt", 100).unwrap().len(), 2);
         assert_eq!(corpus.documents().list("", "", 10).unwrap().0.len(), 2);
@@ -580,11 +627,12 @@ pub(crate) mod tests {
     #[test]
     fn chunks_are_cut_again_only_where_another_segmentation_cut_them() {
         let folder = tempfile::tempdir().unwrap();
+        let (engine, _) = with_a_chunk(&folder.path().join("chunks"));
         let open = |segmentation: &str| {
             corpus(LocalDocuments::open(Some(folder.path()), 1 << 20).unwrap(), segmentation)
         };
         let id = document_id(&new_document(7).document);
-        open("first").put("", vec![new_document(7)]).unwrap();
+        open("first").put(&engine, vec![new_document(7)]).unwrap();
         let untouched = |_: &str, _: Document| -> Result<NewDocument> { panic!("it is cut already") };
         let corpus = open("first");
         index_all(&corpus, &untouched, &|tokens| format!("word{}", tokens[0]));

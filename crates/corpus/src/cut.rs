@@ -4,6 +4,7 @@ use refrain_engine::{Document, Engine, Parts};
 use refrain_store::ChunkKey;
 
 use crate::error::Result;
+use crate::tables::stored_bytes;
 
 /// A text that tells tokenizers with the same vocabulary apart, for [`segmentation`].
 const PROBE: &str = "Hello,  world's 12345 tokens\n\tdef f(x): return x²; Straße, 螺栓用五牛米, ψηφιακό 🦀";
@@ -71,5 +72,12 @@ impl NewDocument {
             chunks: chunks.into_iter().map(|chunk| chunk.tokens).collect(),
             document,
         })
+    }
+
+    /// Bytes of its rows in the documents' file, about.
+    pub(crate) fn bytes(&self) -> u64 {
+        let tokens: usize = self.chunks.iter().map(Vec::len).sum();
+        let beside_texts = tokens * size_of::<u32>() + self.keys.len() * 2 * size_of::<ChunkKey>();
+        stored_bytes(&self.document) + beside_texts as u64
     }
 }

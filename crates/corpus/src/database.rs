@@ -60,6 +60,11 @@ impl Failure {
     /// The error of a database in the file `path`.
     fn at(self, path: &Path) -> Error {
         match self {
+            Failure::Database(redb::Error::Io(source))
+                if matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) =>
+            {
+                Error::DiskFull { path: path.to_owned(), source }
+            }
             Failure::Database(error) => Error::Database(error.into()),
             Failure::Damaged(reason) => Error::Damaged { path: path.to_owned(), reason },
             Failure::Other(error) => error,
@@ -254,9 +259,9 @@ fn opened(open: &Open, path: &Path) -> Result<Database> {
         outcome => Ok(outcome?),
     };
     let outcome = unless_it_panics(work, Failure::Damaged);
-    outcome.map_err(|failure| match failure {
-        Failure::Database(error) => Error::Open { path: path.to_owned(), reason: error.to_string() },
-        failure => failure.at(path),
+    outcome.map_err(|failure| match failure.at(path) {
+        Error::Database(error) => Error::Open { path: path.to_owned(), reason: error.to_string() },
+        error => error,
     })
 }
 

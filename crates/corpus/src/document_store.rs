@@ -7,6 +7,7 @@ use refrain_store::ChunkKey;
 use crate::cut::NewDocument;
 use crate::error::Result;
 use crate::local::LocalDocuments;
+use crate::notes::now;
 use crate::tables::StoredDocument;
 
 /// Documents by namespace, on this machine alone or on several that share them. A document's id follows from its title and text.
@@ -171,8 +172,10 @@ impl DocumentStore for LocalDocuments {
         segmentation: &str,
     ) -> (Vec<StoredDocument>, Result<()>) {
         let mut stored = Vec::with_capacity(documents.len());
+        // Documents that come together have one time, whatever the transactions take.
+        let created = now().as_secs();
         for new in documents {
-            match LocalDocuments::put(self, namespace, new, segmentation) {
+            match LocalDocuments::put(self, namespace, new, segmentation, created) {
                 Ok(document) => stored.push(document),
                 Err(error) => return (stored, Err(error)),
             }

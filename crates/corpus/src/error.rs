@@ -113,6 +113,16 @@ pub enum Error {
     /// A text that cannot be tokenised.
     #[error(transparent)]
     Engine(#[from] refrain_engine::Error),
+    /// The disk of the documents' file is full, also after chunks that are not pinned have gone.
+    #[error(
+        "cannot write {path}: {source}; make room there, or remove documents or unpin some, whose chunks then make room"
+    )]
+    DiskFull {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
     /// The documents' file cannot be read or written.
     #[error("the stored documents cannot be read or written: {0}")]
     Database(Box<dyn std::error::Error + Send + Sync>),

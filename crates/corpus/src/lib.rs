@@ -16,6 +16,9 @@ mod error;
 mod library;
 mod local;
 mod migration;
+#[cfg(test)]
+#[path = "../../../tests/common/needs.rs"]
+mod needs;
 mod notes;
 mod open;
 mod pins;

@@ -136,7 +136,7 @@ impl Library {
     /// If a text cannot be tokenised, or the documents cannot be written.
     pub fn put(&self, documents: &[Document]) -> Result<Vec<StoredDocument>> {
         let cut = documents.iter().map(|document| NewDocument::cut(&self.engine, document.clone(), true));
-        self.corpus.put(&self.engine.settings().namespace, cut.collect::<Result<_>>()?)
+        self.corpus.put(&self.engine, cut.collect::<Result<_>>()?)
     }
 
     /// Whether there is no document.

@@ -122,8 +122,8 @@ impl LocalDocuments {
         Ok(LocalDocuments { database, quota, is_shared, takes_notes })
     }
 
-    /// Stores a document, whose chunks the tokenizer and chunk size of `segmentation` have cut. One that is there already keeps its
-    /// time of creation and its pin, and the chunk keys of both are its own.
+    /// Stores a document of the time `created`, seconds since 1970, whose chunks the tokenizer and chunk size of `segmentation` have cut. One
+    /// that is there already keeps its time of creation and its pin, and the chunk keys of both are its own.
     ///
     /// # Errors
     /// If the namespace's quota has no room for a new document, or the transaction fails.
@@ -132,10 +132,12 @@ impl LocalDocuments {
         namespace: &str,
         new: &NewDocument,
         segmentation: &str,
+        created: u64,
     ) -> Result<StoredDocument> {
         self.database.write(|transaction| {
             let segmented = segmented(new, segmentation);
-            let stored = insert(transaction, namespace, &new.document, &segmented, Some(self.quota))?;
+            let quota = Some(self.quota);
+            let stored = insert(transaction, namespace, &new.document, &segmented, quota, created)?;
             if self.takes_notes {
                 notes::note(transaction, namespace, &stored.id, Note::PUT)?;
             }

@@ -9,7 +9,7 @@ use refrain_store::ChunkKey;
 use super::*;
 use crate::migration;
 use crate::purge::mark_unpurged;
-use crate::tables::{REMOVALS, document_id};
+use crate::tables::{REMOVALS, display_title, document_id};
 
 /// A file in memory that counts the bytes read from it and refuses to be written or read where it is told to.
 #[derive(Clone, Debug, Default)]
@@ -70,17 +70,43 @@ fn key(byte: u8) -> ChunkKey {
 
 /// Stores a document of one chunk with these keys.
 fn put(store: &LocalDocuments, namespace: &str, document: &Document, keys: &[u8]) -> Result<StoredDocument> {
+    put_at(store, namespace, document, keys, 5)
+}
+
+/// Stores a document of one chunk with these keys, at a time.
+fn put_at(
+    store: &LocalDocuments,
+    namespace: &str,
+    document: &Document,
+    keys: &[u8],
+    created: u64,
+) -> Result<StoredDocument> {
     let new = NewDocument {
         document: document.clone(),
         chunks: vec![vec![1, 2, 3]],
         chunk_texts: vec![document.text.clone()],
         keys: keys.iter().copied().map(key).collect(),
     };
-    store.put(namespace, &new, "test")
+    store.put(namespace, &new, "test", created)
 }
 
 fn list(store: &LocalDocuments, namespace: &str) -> Vec<StoredDocument> {
     store.list(namespace, "", usize::MAX).unwrap().0
+}
+
+/// A title that was given is shown as it is, and the first line of a text without one as its heading.
+#[test]
+fn documents_are_shown_by_title_or_first_line() {
+    let shown = |title: &str, text: &str| display_title(&document(title, text));
+    assert_eq!(shown(" #42 invoice ", "# Other"), "#42 invoice");
+    assert_eq!(shown("###", "text"), "###");
+    let path = "minutes/".repeat(20);
+    assert_eq!(shown(&path, ""), path);
+    assert_eq!(shown(&"é".repeat(1001), ""), format!("{}…", "é".repeat(999)));
+    assert_eq!(shown(" ", "\n## A heading\n# Other"), "A heading");
+    assert_eq!(shown("", "###\ntext"), "###");
+    assert_eq!(shown("", &"é".repeat(80)), "é".repeat(80));
+    assert_eq!(shown("", &"é".repeat(81)), format!("{}…", "é".repeat(79)));
 }
 
 #[test]
@@ -95,8 +121,8 @@ fn documents_are_kept_apart_by_namespace_and_over_a_restart() {
     put(&store, "", &one, &[9]).unwrap();
     put(&store, "xy", &one, &[8]).unwrap();
     store.set_pinned("x", &first.id, true).unwrap();
-    let again = put(&store, "x", &one, &[1, 2]).unwrap();
-    assert_eq!((again.pinned, again.created, again.chunk_keys), (true, first.created, 2));
+    let again = put_at(&store, "x", &one, &[1, 2], 6).unwrap();
+    assert_eq!((again.pinned, again.created, again.chunk_keys), (true, 5, 2));
     assert!(matches!(store.get("y", &first.id).unwrap_err(), Error::NotFound(_)));
     assert!(matches!(store.document("y", &first.id).unwrap_err(), Error::NotFound(_)));
     assert_eq!(store.document("x", &first.id).unwrap(), one);
@@ -153,7 +179,7 @@ fn a_full_disk_costs_neither_quota_nor_the_store() {
     disk.is_full.store(true, Relaxed);
     for _ in 0..3 {
         let error = put(&store, "", &document("", "12345678"), &[2]).unwrap_err();
-        assert!(matches!(error, Error::Database(_) | Error::Open { .. }), "{error:?}");
+        assert!(matches!(error, Error::DiskFull { .. }), "{error:?}");
     }
     disk.is_full.store(false, Relaxed);
     // The first attempt may find the database as the full disk had left it.

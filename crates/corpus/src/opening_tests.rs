@@ -1,8 +1,5 @@
 //! Opening the documents' file: on a full disk, half made, and while another program has it.
 
-#[path = "../../../tests/common/needs.rs"]
-mod needs;
-
 use std::io;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -97,7 +94,7 @@ fn a_file_that_is_half_made_does_not_have_the_name() {
     let mut refused = 0;
     for room in [4, 8, 16, 32] {
         if !mount(&format!("size={room}k")) {
-            return needs::skip("tmpfs", "no tmpfs can be mounted here");
+            return crate::needs::skip("tmpfs", "no tmpfs can be mounted here");
         }
         let full = open();
         let with_room = mount("remount,size=64m").then(&open);

@@ -120,7 +120,7 @@ mod tests {
             let new = NewDocument::cut(&engine, document.clone(), false).unwrap();
             NewDocument { document: Document { title: title.to_owned(), ..document.clone() }, ..new }
         };
-        let stored = corpus.put("", ["a", "b", "c", "d"].map(new).into()).unwrap();
+        let stored = corpus.put(&engine, ["a", "b", "c", "d"].map(new).into()).unwrap();
         let ids = stored.into_iter().map(|stored| stored.id).collect();
         Shared { engine, corpus, ids, _folder: folder }
     }
@@ -195,7 +195,7 @@ mod tests {
             let (corpus, keys) = (corpus(open(), segmentation), chunks.keys.clone());
             let (chunks, chunk_texts) = (chunks.chunks.clone(), chunks.chunk_texts.clone());
             let new = NewDocument { document: document.clone(), chunks, chunk_texts, keys };
-            let id = corpus.put("", vec![new]).unwrap().remove(0).id;
+            let id = corpus.put(&engine, vec![new]).unwrap().remove(0).id;
             corpus.set_pinned(&engine, &id, true).unwrap();
         };
         // Another segmentation had cut it into the chunk that the other document has now.

@@ -40,9 +40,9 @@ impl LocalDocuments {
             }
             let uncut = Segmented { chunks: Vec::new(), keys: &found.keys, segmentation: "" };
             // Another machine has counted it against the quota.
-            let stored = insert(transaction, namespace, &found.document, &uncut, None)?;
             let FoundDocument { created, tokens, chunks, .. } = *found;
-            let stored = StoredDocument { created, pinned, tokens, chunks, e_tag, ..stored };
+            let stored = insert(transaction, namespace, &found.document, &uncut, None, created)?;
+            let stored = StoredDocument { pinned, tokens, chunks, e_tag, ..stored };
             let json = serde_json::to_vec(&stored)?;
             transaction.open_table(METADATA)?.insert((namespace, id.as_str()), json.as_slice())?;
             Ok(true)

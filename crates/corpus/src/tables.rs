@@ -13,8 +13,6 @@
 //! | [`UNSENT`](crate::notes::UNSENT) | namespace, id | what the object store still has to be told of the document |
 //! | [`SHARING`](crate::notes::SHARING) | `""` | how far the object store was followed |
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use redb::{MultimapTableDefinition, ReadableTable, TableDefinition, WriteTransaction};
 use refrain_engine::Document;
 use refrain_store::ChunkKey;
@@ -37,8 +35,9 @@ pub(super) const STORED_BYTES: TableDefinition<&str, u64> = TableDefinition::new
 pub(super) const REMOVALS: TableDefinition<(&str, &str), &[u8]> = TableDefinition::new("removals, version 1");
 pub(super) const UNPURGED: TableDefinition<&str, ()> = TableDefinition::new("unpurged, version 1");
 
-/// Most characters of a title that is shown.
-const TITLE: usize = 80;
+/// Most characters of a title that is shown: of one that was given, and of a text's first line.
+const GIVEN_TITLE: usize = 1000;
+const FIRST_LINE: usize = 80;
 
 /// A document without its text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -95,12 +94,23 @@ pub(super) fn stored_bytes(document: &Document) -> u64 {
     (document.title.len() + document.text.len()) as u64
 }
 
-/// A document's title, or the first line of its text.
+/// A document's title as it was given, or the first line of its text without a heading's marks. Dots stand at the end of a longer one.
 pub(crate) fn display_title(document: &Document) -> String {
-    let title = document.title.trim();
-    let title =
-        if title.is_empty() { document.text.trim().lines().next().unwrap_or_default() } else { title };
-    title.trim_start_matches('#').trim().chars().take(TITLE).collect()
+    let given = document.title.trim();
+    if !given.is_empty() {
+        return first_characters(given, GIVEN_TITLE);
+    }
+    let line = document.text.trim().lines().next().unwrap_or_default().trim();
+    let heading = line.trim_start_matches('#').trim();
+    first_characters(if heading.is_empty() { line } else { heading }, FIRST_LINE)
+}
+
+/// A text of at most so many characters, the last of which are dots where it goes on.
+fn first_characters(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        None => text.to_owned(),
+        Some(_) => text.chars().take(most - 1).chain(['…']).collect(),
+    }
 }
 
 /// Creates the tables, and moves the documents of an earlier version's file into them.
@@ -116,16 +126,15 @@ pub(super) fn create_tables(transaction: &WriteTransaction) -> Transacted<()> {
     migration::from_version_1(transaction, |namespace, known| {
         // Its chunks are cut when the server starts.
         let segmented = Segmented { chunks: Vec::new(), keys: &known.keys, segmentation: "" };
-        let stored = insert(transaction, namespace, &known.document, &segmented, None)?;
-        let stored =
-            StoredDocument { created: known.created, pinned: known.pinned, tokens: known.tokens, ..stored };
+        let stored = insert(transaction, namespace, &known.document, &segmented, None, known.created)?;
+        let stored = StoredDocument { pinned: known.pinned, tokens: known.tokens, ..stored };
         let json = serde_json::to_vec(&stored)?;
         transaction.open_table(METADATA)?.insert((namespace, stored.id.as_str()), json.as_slice())?;
         Ok(())
     })
 }
 
-/// Inserts a document, or adds chunks and keys to the one that is there already.
+/// Inserts a document of the time `created`, or adds chunks and keys to the one that is there already.
 ///
 /// # Errors
 /// If the quota has no room for a new document, or a table cannot be written.
@@ -135,6 +144,7 @@ pub(super) fn insert(
     document: &Document,
     segmented: &Segmented<'_>,
     quota: Option<u64>,
+    created: u64,
 ) -> Transacted<StoredDocument> {
     let id = document_id(document);
     let mut metadata = transaction.open_table(METADATA)?;
@@ -149,7 +159,7 @@ pub(super) fn insert(
             StoredDocument {
                 id: id.clone(),
                 title: display_title(document),
-                created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
+                created,
                 pinned: false,
                 bytes: document.text.len() as u64,
                 stored_bytes,

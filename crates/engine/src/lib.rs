@@ -47,6 +47,6 @@ pub use measure::{Agreement, AnswerTimes, Comparison, DecodeTimes, Fidelity, Hit
 pub use prompt::{Document, Instructions, Parts, Prompt, PromptChunk};
 pub use refrain_kernels::{DeviceFailure, keep_large_memory_apart, release_free_memory};
 pub use request::{Answer, FinishReason, GenerateRequest, RequestStats, TokenEvent};
-pub use sampling::{Grammar, Sampling, StructuredOutput, argmax, without_unreadable};
+pub use sampling::{Grammar, Sampling, StructuredOutput, argmax, with_closed_objects, without_unreadable};
 pub use sequence::Sequence;
 pub use stream::{Token, TokenStream};

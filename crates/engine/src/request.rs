@@ -25,6 +25,8 @@ pub struct RequestStats {
     pub document_tokens: usize,
     /// Prompt tokens whose keys and values were read from the cache at one layer at least.
     pub cached_tokens: usize,
+    /// Cached tokens behind those of the prefix cache that were not computed at the deepest layer.
+    pub reused_tokens: usize,
     /// Cached tokens whose chunk, or system part, was prefilled for this request; no earlier one had left them.
     pub prefilled_tokens: usize,
     /// First tokens of the prompt whose keys and values an earlier request had left in the prefix cache; they count among
@@ -32,6 +34,8 @@ pub struct RequestStats {
     pub prefix_tokens: usize,
     /// Document tokens that were computed at the deepest layer.
     pub recomputed_tokens: usize,
+    /// Document tokens that were neither read nor computed at any layer of the last pass: those that a method does without.
+    pub left_out_tokens: usize,
     /// Document rows computed over all layers / (layers × document tokens); layers that run in full count.
     pub recompute_ratio: f64,
     /// Rows computed over all layers and passes, but for those of the last pass that any method computes / (layers × document
@@ -220,9 +224,11 @@ impl RequestStats {
             prompt_tokens: prompt.len(),
             document_tokens: documents,
             cached_tokens: prefill.cached_tokens,
+            reused_tokens: prefill.reused_tokens,
             prefilled_tokens: prefill.prefilled_tokens,
             prefix_tokens: prefill.prefix_tokens,
             recomputed_tokens: document_rows.last().copied().unwrap_or(0),
+            left_out_tokens: prefill.left_out_tokens,
             recompute_ratio: rows as f64 / possible.max(1) as f64,
             charged_ratio: if documents == 0 {
                 0.0

@@ -75,6 +75,14 @@ pub struct Choice {
     pub why: String,
 }
 
+impl Choice {
+    /// The reason for the method where chunks lie behind `prefix`. The choice was made behind its own, which is told where that is another.
+    pub fn why_behind(&self, prefix: &Prefix) -> String {
+        let Choice { prefix: own, why, .. } = self;
+        if prefix == own { why.clone() } else { format!("chosen behind prefix {own}, {why}") }
+    }
+}
+
 fn as_text<S: Serializer>(prefix: &Prefix, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(prefix)
 }
@@ -143,6 +151,13 @@ mod tests {
         let text = format!("drift:charge={}", refrain_fusion::Drift::default().charge);
         assert_eq!(chosen(&text, "averaged", String::new()).unwrap().method, "drift", "as answers name it");
         assert!(KNOWN.iter().all(|known| known.method.is_some() == known.prefix.is_some()));
+    }
+
+    #[test]
+    fn the_reason_tells_the_choices_prefix_where_chunks_lie_behind_another() {
+        let choice = chosen("drift", "averaged", "built in".to_owned()).unwrap();
+        assert_eq!(choice.why_behind(&Prefix::Averaged), "built in");
+        assert_eq!(choice.why_behind(&Prefix::System), "chosen behind prefix averaged, built in");
     }
 
     #[test]

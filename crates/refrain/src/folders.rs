@@ -27,7 +27,7 @@ pub fn models_folder() -> Result<PathBuf> {
 
 /// The folder that a variable names.
 pub(crate) fn named(variable: &str) -> Option<PathBuf> {
-    std::env::var_os(variable).filter(|folder| !folder.is_empty()).map(PathBuf::from)
+    std::env::var_os(variable).filter(|folder| !folder.is_empty()).map(|folder| expand_tilde(folder.into()))
 }
 
 /// Writes a TOML file, and the folder that it lies in where there is none.
@@ -56,8 +56,39 @@ fn folder(xdg: &str, windows: &str, mac: &str, other: &str) -> Option<PathBuf> {
     base.map(|base| base.join("refrain"))
 }
 
-/// A path with `~` for the home folder.
+/// A path with `~` for the home folder, which [`expand_tilde`] makes the path again.
 pub fn tilde(path: &Path) -> String {
     let below = std::env::home_dir().and_then(|home| path.strip_prefix(home).ok().map(Path::to_owned));
-    below.map_or_else(|| path.display().to_string(), |below| Path::new("~").join(below).display().to_string())
+    let shown = match below {
+        Some(below) => Path::new("~").join(below),
+        // A folder of this name is not the home folder.
+        None if path.starts_with("~") => Path::new(".").join(path),
+        None => path.to_owned(),
+    };
+    shown.display().to_string()
+}
+
+/// A path whose first part is the home folder where that is `~`: no shell has expanded a path of a file or of a variable.
+pub fn expand_tilde(path: PathBuf) -> PathBuf {
+    let below_home = path.strip_prefix("~").ok().and_then(|below| Some(std::env::home_dir()?.join(below)));
+    below_home.unwrap_or(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tilde_is_the_home_folder_at_the_beginning_alone() {
+        let home = std::env::home_dir().unwrap();
+        for (text, path) in [("~/st", home.join("st")), ("~", home.clone()), ("~//st", home.join("st"))] {
+            assert_eq!(expand_tilde(PathBuf::from(text)), path, "{text}");
+        }
+        for text in ["./~/st", "a/~", "~st", "/~/st"] {
+            assert_eq!(expand_tilde(PathBuf::from(text)), Path::new(text), "{text}");
+        }
+        assert_eq!(tilde(&home.join("st")), "~/st");
+        assert_eq!(tilde(Path::new("~/st")), "./~/st");
+        assert_eq!(tilde(Path::new("a/~")), "a/~");
+    }
 }

@@ -78,6 +78,13 @@ impl ApiError {
         ApiError { param: Some(param.to_owned()), ..ApiError::new(StatusCode::BAD_REQUEST, message) }
     }
 
+    /// The error of a field under another of its names.
+    pub(crate) fn renamed(self, name: &str) -> ApiError {
+        let Some(param) = &self.param else { return self };
+        let message = self.message.replacen(param.as_str(), name, 1);
+        ApiError { message, param: Some(name.to_owned()), ..self }
+    }
+
     /// The documents or messages need more tokens than the model's `context`, which `reason` tells. LangChain and LiteLLM know the error by the
     /// words that its message begins with.
     pub(crate) fn context_length(param: &str, context: usize, reason: &str) -> ApiError {
@@ -148,13 +155,13 @@ impl std::error::Error for ApiError {}
 
 impl IntoResponse for ApiError {
     /// The error as a response. OpenAI's clients repeat a request that failed with 5xx unless `x-should-retry` is false: one that took all of its
-    /// time would do so again, and a device that has failed stays so.
+    /// time would do so again, and a device that has failed, or a disk that is full, stays so.
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
-        if matches!(self.code, Some("timeout" | "device_failed")) {
+        if matches!(self.code, Some("timeout" | "device_failed" | "disk_full")) {
             response.headers_mut().insert(SHOULD_RETRY, HeaderValue::from_static("false"));
         }
         if self.status == StatusCode::UNAUTHORIZED {
@@ -168,9 +175,17 @@ impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> ApiError {
         let message = error.to_string();
         match error {
-            EngineError::PromptTooLong { prompt, answer, context } => {
+            // Clients that read of a prompt which is too long shorten the conversation.
+            EngineError::PromptTooLong { prompt, answer, context } if prompt < context => {
+                let message = format!(
+                    "max_tokens is too large: {answer}, where the prompt has {prompt} of the context's {context} tokens: ask for {} or fewer",
+                    context - prompt
+                );
+                ApiError::field("max_tokens", message)
+            }
+            EngineError::PromptTooLong { prompt, context, .. } => {
                 let reason = format!(
-                    "the prompt has {prompt} and the answer may take {answer}: send fewer documents or messages, or a lower max_tokens"
+                    "the prompt has {prompt}, and an answer takes at least 1: send fewer documents or messages"
                 );
                 ApiError::context_length("messages", context, &reason)
             }
@@ -232,12 +247,23 @@ impl From<CorpusError> for ApiError {
             CorpusError::NotFound(id) => ApiError::not_found("document", &id),
             CorpusError::NoParts(_) | CorpusError::NoPart { .. } => ApiError::field("documents", message),
             CorpusError::ContextExceeded { context } => {
-                ApiError::context_length("documents", context, "the documents have more")
+                let reason = "the documents have more: send fewer, or let a search choose parts of them (\"documents\": \"search\"; \
+                              a lower refrain.search finds fewer)";
+                ApiError::context_length("documents", context, reason)
             }
             CorpusError::QuotaExceeded { .. } => ApiError {
                 code: Some("document_quota_exceeded"),
                 ..ApiError::new(StatusCode::INSUFFICIENT_STORAGE, message)
             },
+            CorpusError::DiskFull { .. } => {
+                tracing::error!(
+                    error = message,
+                    "the disk is full, and no chunks can make room for documents"
+                );
+                let message = "the server's disk is full, and no chunks can make room for documents: remove documents or unpin some, or have \
+                               the server's operator make room on the disk that its log names";
+                ApiError::new(StatusCode::INSUFFICIENT_STORAGE, message).with_code("disk_full")
+            }
             CorpusError::RemovalIncomplete { tier, reason } => {
                 tracing::error!(error = reason, "a removed document has left bytes in {tier}");
                 let message = format!(
@@ -298,6 +324,20 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_that_is_too_long_is_no_prompt_that_is() {
+        let refused = |prompt| ApiError::from(EngineError::PromptTooLong { prompt, answer: 64, context: 64 });
+        let answer = refused(30).renamed("max_output_tokens");
+        assert_eq!((answer.param.as_deref(), answer.code), (Some("max_output_tokens"), None));
+        let message = "max_output_tokens is too large: 64, where the prompt has 30 of the context's 64 tokens: ask for 34 or fewer";
+        assert_eq!(answer.message, message);
+        let prompt = refused(64);
+        assert_eq!(
+            (prompt.param.as_deref(), prompt.code),
+            (Some("messages"), Some("context_length_exceeded"))
+        );
+    }
+
+    #[test]
     fn clients_are_told_of_no_options_of_the_program() {
         let device = "a GPU".to_owned();
         let error =
@@ -313,5 +353,15 @@ mod tests {
                        the server's log says why";
         assert_eq!((error.code, error.message.as_str()), (Some("documents_unavailable"), message));
         assert_eq!(error.retry_after, Some(RETRY_OBJECT_STORE));
+    }
+
+    /// The path is the operator's business alone.
+    #[test]
+    fn a_full_disk_is_told_with_its_remedy_and_no_request_is_sent_again() {
+        let (path, source) = ("/srv/documents.redb".into(), std::io::ErrorKind::StorageFull.into());
+        let error = ApiError::from(CorpusError::DiskFull { path, source });
+        assert_eq!((error.status.as_u16(), error.code), (507, Some("disk_full")));
+        assert!(error.message.contains("remove documents") && !error.message.contains("srv"), "{error}");
+        assert_eq!(error.into_response().headers()[SHOULD_RETRY], "false");
     }
 }

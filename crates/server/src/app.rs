@@ -270,6 +270,15 @@ impl App {
         selected.map_err(|error| ApiError::field(field, error.to_string()))
     }
 
+    /// Tells the number of requests under way: those that are computed, and those that wait for it. The returned function keeps nothing open.
+    pub fn requests_under_way(&self) -> impl Fn() -> usize + use<> {
+        let scheduler = self.state.scheduler.clone();
+        move || {
+            let (decoded, others, _) = scheduler.load();
+            decoded + others
+        }
+    }
+
     /// Whether the server is shutting down.
     pub(crate) fn is_stopping(&self) -> bool {
         self.state.is_stopping.load(Relaxed)

@@ -22,6 +22,7 @@ mod host_memory;
 mod ingest;
 mod job;
 mod listener;
+mod log;
 mod metric_declarations;
 mod metrics;
 mod options;
@@ -54,6 +55,7 @@ pub use gateway::{
     signed_tenant,
 };
 pub use listener::Listener;
+pub use log::{LOG_LEVELS, log_directives, shows_colours};
 pub use options::{Limits, Options};
 pub use request_id::{REQUEST_ID, request_id};
 pub use request_span::RequestSpan;

@@ -22,7 +22,7 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use prometheus_client::metrics::counter::Counter;
 use refrain::store::{max_open_files, max_reader_files};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -56,6 +56,9 @@ const PROBE_CONNECTIONS_OF_PEER: usize = PROBE_CONNECTIONS / 2;
 /// Most time from a response to the next request on its connection. Google's balancers use a connection again for 600 seconds and others for
 /// less, and a request that is sent while its connection is being closed is lost.
 const KEEP_ALIVE: Duration = Duration::from_secs(620);
+
+/// Most time without a byte in which a client's stream is read on behind the last response of its connection.
+const LINGER: Duration = Duration::from_secs(2);
 
 /// Seconds after which a request can be sent again that was refused for the number of connections.
 const RETRY_CONNECTION: u64 = 5;
@@ -259,7 +262,7 @@ async fn refuse_all_but_probes(State(refused): State<Counter>, request: Request,
     response
 }
 
-/// Serves one connection until it ends.
+/// Serves one connection until it ends, and takes what its client still sends.
 async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
@@ -268,6 +271,21 @@ async fn serve_connection(
     permit: impl Send,
 ) {
     let stream = ClientStream::new(stream, limit);
+    let mut client = stream.clone();
+    // The connection is dropped first: a shutdown does not wait for the rest.
+    if serve_requests(stream, router, limit, watcher).await {
+        let _ = timeout(limit, discard_rest(&mut client)).await;
+    }
+    drop(permit);
+}
+
+/// Serves the requests of one connection, and says whether it has ended by itself: its last response is sent, and nothing follows.
+async fn serve_requests(
+    stream: ClientStream<impl AsyncRead + AsyncWrite + Unpin + Send + 'static>,
+    router: Router,
+    limit: Duration,
+    watcher: hyper_util::server::graceful::Watcher,
+) -> bool {
     let client = stream.clone();
     let has_asked = Arc::new(AtomicBool::new(false));
     let (router, asked) = (TowerToHyperService::new(router), has_asked.clone());
@@ -285,29 +303,35 @@ async fn serve_connection(
     poll_fn(|context| {
         loop {
             // A client may close its connection at any time, which is no error of the server.
-            if connection.as_mut().poll(context).is_ready() {
-                return Poll::Ready(());
+            if let Poll::Ready(ended) = connection.as_mut().poll(context) {
+                return Poll::Ready(ended.is_ok());
             }
             if !has_asked.load(Relaxed) && first_head.as_mut().poll(context).is_ready() {
-                return Poll::Ready(());
+                return Poll::Ready(false);
             }
             match client.poll_read_ahead(context) {
                 Poll::Ready(ReadAhead::Bytes) => {}
-                Poll::Ready(ReadAhead::End) => return Poll::Ready(()),
+                Poll::Ready(ReadAhead::End) => return Poll::Ready(false),
                 Poll::Pending => return Poll::Pending,
             }
         }
     })
-    .await;
-    drop(permit);
+    .await
+}
+
+/// Reads and discards what a client still sends, until it closes its stream or sends nothing for [`LINGER`]. The system resets a connection that is
+/// closed with bytes unread, such as those of a body that is too large, and a client that is reset while it sends may never see its response.
+async fn discard_rest(client: &mut (impl AsyncRead + Unpin)) {
+    let mut bytes = vec![0; 16 << 10];
+    while matches!(timeout(LINGER, client.read(&mut bytes)).await, Ok(Ok(1..))) {}
 }
 
 #[cfg(test)]
 mod tests {
-    use axum::routing::get;
+    use axum::routing::{get, post};
     use redb::{Builder, ConcurrencyMode};
     use refrain::store::{Scope, Store};
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::io::AsyncWriteExt as _;
     use tokio::net::TcpSocket;
     use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
     use tokio::sync::oneshot;
@@ -526,5 +550,25 @@ mod tests {
             let kept = begin.elapsed().as_secs();
             assert!((least..=most).contains(&kept), "{asks}: {kept} s");
         }
+    }
+
+    /// A client that reads once it has sent all of its body would lose the response in a connection that breaks before. Time is simulated.
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_is_refused_is_taken_to_its_end() {
+        let minute = Duration::from_secs(60);
+        let (mut client, server) = tokio::io::duplex(1 << 16);
+        let refuse = || async { (StatusCode::PAYLOAD_TOO_LARGE, "large") };
+        let (routes, graceful) = (Router::new().route("/", post(refuse)), GracefulShutdown::new());
+        let served = tokio::spawn(serve_connection(server, routes, minute, graceful.watcher(), ()));
+        let head = format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", 1 << 20);
+        client.write_all(head.as_bytes()).await.unwrap();
+        let answer = rest(&mut client).await;
+        assert!(answer.starts_with("HTTP/1.1 413") && answer.ends_with("large"), "{answer}");
+        // A shutdown waits for no rest.
+        timeout(Duration::from_secs(1), graceful.shutdown()).await.unwrap();
+        client.write_all("x".repeat(1 << 20).as_bytes()).await.unwrap();
+        let begin = Instant::now();
+        served.await.unwrap();
+        assert!(begin.elapsed() < minute / 2, "it waits for a client that sends nothing");
     }
 }

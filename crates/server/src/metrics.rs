@@ -42,7 +42,7 @@ metrics! {
         pub(crate) queue_seconds: Histogram = Histogram::new(FIRST_TOKEN), "request_queue_time_seconds", "Time that requests spent in the queue";
         pub(crate) cancelled: Counter, "request_cancelled", "Requests whose client disconnected, or that timed out";
         pub(crate) rejected: Counter, "request_rejected", "Requests refused because the queue was full";
-        failed: ByCode, "request_failed", "Requests whose computation failed, by the code of the error";
+        failed: ByCode, "request_failed", "Requests whose computation failed, or whose documents could not be stored, by the code of the error";
         pub(crate) responses: ByStatus, "http_requests", "Requests by the status of their responses, without those of probes and gateways; 499 if the client left before";
         first_token_seconds: Histogram = Histogram::new(FIRST_TOKEN), "time_to_first_token_seconds", "Time from the arrival of a request to its first token";
         token_seconds: Histogram = Histogram::new(BETWEEN_TOKENS), "inter_token_latency_seconds", "Time between two tokens of an answer";
@@ -199,7 +199,7 @@ impl Metrics {
         self.device.first_token(stats);
     }
 
-    /// Counts a request whose computation failed by an error of this code.
+    /// Counts a request whose computation failed, or whose documents could not be stored, by an error of this code.
     pub(crate) fn failed(&self, code: &'static str) {
         self.requests.failed.get_or_create(&[("code", code)]).inc();
     }

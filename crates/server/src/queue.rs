@@ -20,6 +20,9 @@ use crate::request_span::mark_failed;
 /// Ingests that are under way at a time; further ones wait in the queue without standing in the way of questions.
 pub(crate) const MAX_INGESTS: usize = 4;
 
+/// The reason for which a request ends whose client has left.
+const CLIENT_LEFT: &str = "client_left";
+
 /// The time for which questions that have room pass one that has none. From then on its room is kept free.
 const PASSED: Duration = Duration::from_secs(5);
 
@@ -323,14 +326,21 @@ impl Shared {
         tokens: usize,
     ) {
         self.metrics.requests.cancelled.inc();
-        let is_late = deadline <= Instant::now();
-        let error = if is_late { ApiError::timeout() } else { ApiError::shutting_down() };
-        let reason = if events.is_closed() { "client_left" } else { error.word() };
+        let (error, reason) = self.end(events, deadline);
         span.in_scope(|| tracing::info!(reason, tokens, "cancelled"));
-        if !events.is_closed() {
+        if reason != CLIENT_LEFT {
             mark_failed(span);
         }
         let _ = events.send(Event::Failed(error));
+    }
+
+    /// The error by which a request ends, and its reason. The first of a request's answers whose time is over closes the events of the others.
+    fn end(&self, events: &UnboundedSender<Event>, deadline: Instant) -> (ApiError, &'static str) {
+        let is_late = deadline <= Instant::now();
+        let error = if is_late { ApiError::timeout() } else { ApiError::shutting_down() };
+        let has_left = events.is_closed() && !is_late && !self.is_aborted();
+        let reason = if has_left { CLIENT_LEFT } else { error.word() };
+        (error, reason)
     }
 }
 
@@ -427,6 +437,21 @@ mod tests {
     #[test]
     fn the_servers_own_requests_may_take_all_of_a_limit() {
         assert_eq!(Waiting::ingests(&[""; 10]).started(|_| 0), [""; 4]);
+    }
+
+    /// A client has left, or has got the error of another answer of its request.
+    #[test]
+    fn an_answer_without_a_reader_is_left_only_before_its_time_is_over() {
+        let shared = Waiting::ingests(&[]).shared;
+        let (events, reader) = unbounded_channel();
+        drop(reader);
+        let reason = |late: bool| {
+            let now = Instant::now();
+            shared.end(&events, if late { now } else { now + Duration::from_secs(3600) }).1
+        };
+        assert_eq!((reason(false), reason(true)), (CLIENT_LEFT, "timeout"));
+        shared.abort();
+        assert_eq!((reason(false), reason(true)), ("shutting_down", "timeout"));
     }
 
     #[test]

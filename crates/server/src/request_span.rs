@@ -6,7 +6,8 @@ use axum::http::Method;
 use tracing::Span;
 use tracing::field::Empty;
 
-use crate::metrics::ByStatus;
+use crate::api_error::ApiError;
+use crate::metrics::{ByStatus, Metrics};
 
 /// Paths by which others learn how a server is.
 pub(crate) const PROBES: [&str; 4] = ["/health", "/ready", "/metrics", "/internal/report"];
@@ -17,6 +18,15 @@ const CLIENT_LEFT: u16 = 499;
 /// Marks a request as failed, for OpenTelemetry.
 pub(crate) fn mark_failed(span: &Span) {
     span.record("otel.status_code", "ERROR");
+}
+
+/// Counts a request whose work fails, also behind the head of a stream, and logs it within its span.
+pub(crate) fn tell_failure(span: &Span, metrics: &Metrics, error: &ApiError) {
+    metrics.failed(error.word());
+    span.in_scope(|| tracing::info!(status = error.status.as_u16(), code = error.word(), "failed"));
+    if error.status.is_server_error() {
+        mark_failed(span);
+    }
 }
 
 /// The span of a request up to its response. The request is counted and logged when this is dropped, as the future that it belongs to is where the

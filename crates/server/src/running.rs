@@ -16,7 +16,7 @@ use crate::api_error::{ApiError, Result};
 use crate::job::{Event, send_token};
 use crate::metrics::Metrics;
 use crate::queue::{JobBytes, Shared};
-use crate::request_span::mark_failed;
+use crate::request_span::tell_failure;
 
 /// The request behind a piece of work.
 pub(crate) struct Client {
@@ -44,11 +44,7 @@ impl Client {
     pub(crate) fn fail(&self, metrics: &Metrics, error: impl Into<ApiError>) {
         self.span.in_scope(|| {
             let error: ApiError = error.into();
-            metrics.failed(error.word());
-            tracing::info!(status = error.status.as_u16(), code = error.word(), "failed");
-            if error.status.is_server_error() {
-                mark_failed(&self.span);
-            }
+            tell_failure(&self.span, metrics, &error);
             let _ = self.events.send(Event::Failed(error));
         });
     }

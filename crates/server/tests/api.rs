@@ -250,6 +250,11 @@ async fn documents_are_brought_listed_searched_pinned_and_removed() {
     }
     let listed = value(ask(&router, "GET", "/v1/documents?limit=1", None, Value::Null).await).await;
     assert_eq!((listed["data"].as_array().unwrap().len(), &listed["has_more"]), (1, &json!(true)));
+    for limit in [0, 1001] {
+        let path = format!("/v1/documents?limit={limit}");
+        let (status, error) = refused(ask(&router, "GET", &path, None, Value::Null).await).await;
+        assert_eq!((status, &error["param"]), (400, &json!("limit")), "{error}");
+    }
     let path = format!("/v1/documents?after={}", listed["last_id"].as_str().unwrap());
     let rest = value(ask(&router, "GET", &path, None, Value::Null).await).await;
     assert_eq!((rest["data"].as_array().unwrap().len(), &rest["has_more"]), (1, &json!(false)));
@@ -278,7 +283,9 @@ async fn what_is_wrong_is_refused_in_openais_shape_with_the_field() {
         (chat(json!({ "model": "gpt-4o" })), 404, "model"),
         (chat(json!({ "messages": [] })), 400, "messages"),
         (chat(json!({ "messages": [{ "role": "user", "content": "  " }] })), 400, "messages"),
-        (chat(json!({ "max_tokens": 4000 })), 400, "messages"),
+        (chat(json!({ "max_tokens": 4000 })), 400, "max_tokens"),
+        (chat(json!({ "max_completion_tokens": 4000 })), 400, "max_completion_tokens"),
+        (chat(json!({ "temperature": "hot" })), 400, "temperature"),
         (chat(json!({ "temperature": -1 })), 400, "temperature"),
         (chat(json!({ "documents": "everything" })), 400, "documents"),
         (chat(json!({ "documents": [{ "text": "a" }, { "text": "b" }, { "text": "c" }] })), 400, "documents"),
@@ -312,6 +319,8 @@ async fn what_is_wrong_is_refused_in_openais_shape_with_the_field() {
         let (found, error) = refused(ask(&router, method, path, None, body).await).await;
         assert_eq!(found, status, "{method} {path} {error}");
     }
+    let (_, error) = refused(ask(&router, "GET", "/v1/models/other", None, Value::Null).await).await;
+    assert_eq!((&error["param"], &error["code"]), (&json!("model"), &json!("model_not_found")));
 }
 
 /// Clients that write every field of a type write `null` where there is nothing.
@@ -1208,6 +1217,9 @@ async fn given_documents_of_more_tokens_than_the_context_are_refused() {
     let (status, error) = refused(ask(&server(), "POST", "/v1/completions", None, body).await).await;
     assert_eq!((status, &error["param"]), (400, &json!("documents")), "{error}");
     assert_eq!(error["code"], "context_length_exceeded");
+    // The page knows the remedy, and says it in its own words.
+    let (_, remedy) = error["message"].as_str().unwrap().split_once("the documents have more: ").unwrap();
+    assert!(include_str!("../src/page/common.js").contains(&format!("['{remedy}', ")), "{remedy}");
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! The folder of files together with its index: storing within the bounds, removing, last uses, pins and expiry.
 
+mod beside;
 pub(crate) mod eviction;
 mod last_uses;
 mod reconcile;
@@ -206,27 +207,8 @@ impl Disk {
         origin: Origin,
     ) -> Result<u64> {
         let note = self.shares && origin == Origin::Here;
-        // Which chunks go depends on what was used until now, so the uses are written in the same transaction.
-        let uses = self.uses.take();
-        let phantoms = std::mem::take(&mut *self.phantoms());
-        let entered = self.index().and_then(|index| {
-            index.write(|tables| {
-                phantoms.iter().try_for_each(|phantom| self.correct(tables, phantom))?;
-                self.enter_uses(tables, &uses)?;
-                self.admit(tables, (key, namespace), file, limits, note)
-            })
-        });
-        let row = match entered {
-            Ok(row) => {
-                self.quotas_hold.store(true, Relaxed);
-                row
-            }
-            Err(error) => {
-                self.uses.put_back(uses);
-                self.phantoms().extend(phantoms);
-                return Err(error);
-            }
-        };
+        let row = self.change_index(|tables| self.admit(tables, (key, namespace), file, limits, note))?;
+        self.quotas_hold.store(true, Relaxed);
         let written = self.folder.write(file);
         // Best effort from here on: a row that counts too much is corrected by `gc`.
         let phantom = Phantom { key: *key, row, removed: None };
@@ -248,6 +230,25 @@ impl Disk {
             self.phantoms().push(phantom);
         }
         written
+    }
+
+    /// Changes the index in one transaction, once it is right. Which chunks go depends on what was used until now, so the uses are written in the
+    /// same transaction.
+    fn change_index<T>(&self, change: impl FnOnce(&mut Tables<'_>) -> Result<T, IndexError>) -> Result<T> {
+        let uses = self.uses.take();
+        let phantoms = std::mem::take(&mut *self.phantoms());
+        let changed = self.index().and_then(|index| {
+            index.write(|tables| {
+                phantoms.iter().try_for_each(|phantom| self.correct(tables, phantom))?;
+                self.enter_uses(tables, &uses)?;
+                change(tables)
+            })
+        });
+        if changed.is_err() {
+            self.uses.put_back(uses);
+            self.phantoms().extend(phantoms);
+        }
+        changed
     }
 
     pub(crate) fn phantoms(&self) -> MutexGuard<'_, Vec<Phantom>> {
@@ -285,16 +286,22 @@ impl Disk {
         };
         let every_namespace = !self.quotas_hold.load(Relaxed);
         let victims = choose_victims(tables, Some(&row), limits, every_namespace, now)?;
-        for (victim, _) in &victims {
-            self.remove_files(victim)?;
-            tables.remove(victim)?;
-        }
-        self.evicted.fetch_add(victims.len() as u64, Relaxed);
+        self.evict(tables, &victims)?;
         tables.set(key, &row)?;
         if note {
             tables.note(key, nanoseconds())?;
         }
         Ok(row)
+    }
+
+    /// Removes chunks with their rows.
+    fn evict(&self, tables: &mut Tables<'_>, victims: &[(ChunkKey, IndexRow)]) -> Result<(), IndexError> {
+        for (victim, _) in victims {
+            self.remove_files(victim)?;
+            tables.remove(victim)?;
+        }
+        self.evicted.fetch_add(victims.len() as u64, Relaxed);
+        Ok(())
     }
 
     /// When a chunk that is stored now expires (s since 1970, 0 never).

@@ -178,6 +178,7 @@ impl StoreError {
 fn remedy(kind: ErrorKind) -> &'static str {
     match kind {
         ErrorKind::PermissionDenied => "; the user of this program needs the right to read and write there",
+        ErrorKind::AlreadyExists => "; a file of this name is there",
         ErrorKind::ReadOnlyFilesystem => "; it must lie where this program can write",
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; make room there",
         _ => "",

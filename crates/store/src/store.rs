@@ -1,6 +1,7 @@
 //! The store: memory before disk.
 
 mod aux_tensors;
+mod beside;
 mod listing;
 #[cfg(feature = "remote")]
 mod prefetch;

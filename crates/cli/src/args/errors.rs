@@ -1,6 +1,8 @@
 //! Errors of the command line, with what helps a person on.
 
+use std::error::Error as _;
 use std::ffi::OsString;
+use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
 
 use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -34,14 +36,55 @@ fn with_variable(mut error: clap::Error, given: &[OsString]) -> clap::Error {
     let variable = variable(option.trim_start_matches('-'));
     let is_typed = given.iter().any(|word| word.to_string_lossy().starts_with(&option));
     if !is_typed && is_set(&variable) {
-        let tip = format!("it is the value of the environment variable {variable}").into();
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
+        add_tip(&mut error, format!("it is the value of the environment variable {variable}"));
     }
     error
 }
 
+/// Adds a tip to those that an error has.
+fn add_tip(error: &mut clap::Error, tip: String) {
+    let mut tips = match error.remove(ContextKind::Suggested) {
+        Some(ContextValue::StyledStrs(tips)) => tips,
+        _ => Vec::new(),
+    };
+    tips.push(tip.into());
+    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
+}
+
+/// The reason that clap gives where a value is no boolean.
+const NO_BOOLEAN: &str = "value was not a boolean";
+
+/// The values to give in place of one that a parser of the standard library or of clap refuses in its own words.
+fn expected(error: &clap::Error) -> Option<&'static str> {
+    let reason = error.source()?;
+    if let Some(reason) = reason.downcast_ref::<ParseIntError>() {
+        let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) else { return None };
+        return Some(match reason.kind() {
+            IntErrorKind::PosOverflow => "give a smaller number",
+            _ if value.parse::<i64>().is_ok() => "give a whole number of 0 or more",
+            _ => "give a whole number",
+        });
+    }
+    if reason.is::<ParseFloatError>() {
+        return Some("give a number");
+    }
+    (reason.to_string() == NO_BOOLEAN).then_some("give true or false")
+}
+
+/// The error of a wrong value with a tip in place of the words of a parser. Other reasons say themselves which values are right.
+pub(crate) fn with_expected(error: clap::Error) -> clap::Error {
+    let Some(expected) = expected(&error) else { return error };
+    // An error's reason cannot be removed.
+    let mut plain = clap::Error::new(error.kind()).with_cmd(&Cli::command());
+    for (kind, value) in error.context() {
+        plain.insert(kind, value.clone());
+    }
+    add_tip(&mut plain, expected.to_owned());
+    plain
+}
+
 /// Commands that other programs have, the commands below which they are looked for, and those that do it here.
-const ELSEWHERE: [(&str, &[&str], &str); 2] = [
+const ELSEWHERE: [(&str, &[&str], &str); 3] = [
     (
         "list",
         &["", "documents", "store"],
@@ -52,6 +95,7 @@ const ELSEWHERE: [(&str, &[&str], &str); 2] = [
         &[""],
         "`refrain ask` answers a question, `refrain chat` talks, and `refrain serve` answers by HTTP",
     ),
+    ("version", &[""], "`refrain --version` tells it"),
 ];
 
 /// The words of the command in a usage, which begins with `Usage:` and the program's name.
@@ -104,7 +148,65 @@ fn with_search(mut error: clap::Error, given: &[OsString]) -> clap::Error {
     error
 }
 
+/// The error of a question without quotes, of which the first word is taken for the whole.
+fn with_quotes(mut error: clap::Error) -> clap::Error {
+    if error.kind() == ErrorKind::UnknownArgument
+        && let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg)
+        && !word.starts_with('-')
+        && let Some(ContextValue::StyledStr(usage)) = error.get(ContextKind::Usage)
+        && let command = command_of(&usage.to_string())
+        && ["ask", "generate"].contains(&command.as_str())
+    {
+        add_tip(&mut error, format!("put the whole text in quotes: refrain {command} \"…\""));
+    }
+    error
+}
+
 /// An error of the words of the command line, with what helps a person on.
 pub(crate) fn explained(error: clap::Error, given: &[OsString]) -> clap::Error {
-    with_search(with_command(with_list(without_variables(with_variable(error, given), given))), given)
+    let error = with_variable(with_expected(error), given);
+    let error = with_command(with_list(without_variables(error, given)));
+    with_search(with_quotes(error), given)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The error of a command line.
+    fn told(words: &[&str]) -> String {
+        let given: Vec<OsString> = ["refrain"].iter().chain(words).map(OsString::from).collect();
+        explained(Cli::command().try_get_matches_from(&given).unwrap_err(), &given).to_string()
+    }
+
+    #[test]
+    fn a_question_without_quotes_is_told_where_they_belong() {
+        for command in ["ask", "generate"] {
+            let told = told(&[command, "What", "time"]);
+            assert!(told.contains(&format!("in quotes: refrain {command} \"…\"")), "{told}");
+        }
+        for words in [&["ask", "What", "--tme"][..], &["models", "all"]] {
+            assert!(!told(words).contains("in quotes"), "{words:?}");
+        }
+        assert!(told(&["version"]).contains("refrain --version"));
+    }
+
+    #[test]
+    fn wrong_values_are_told_with_those_that_are_right() {
+        for (words, expected) in [
+            (&["ask", "why", "--search=x"][..], "give a whole number"),
+            (&["ask", "why", "--max-tokens=-5"][..], "give a whole number of 0 or more"),
+            (&["models", "--threads=2.5"][..], "give a whole number"),
+            (&["models", "--threads=99999999999999999999"][..], "give a smaller number"),
+            (&["ask", "why", "--temperature=hot"][..], "give a number"),
+            (&["models", "--quiet=maybe"][..], "give true or false"),
+        ] {
+            let told = told(words);
+            assert!(told.contains(&format!("tip: {expected}\n")), "{told}");
+            for foreign in ["digit", "literal", "boolean", "target type"] {
+                assert!(!told.contains(foreign), "{told}");
+            }
+        }
+        assert!(told(&["models", "--memory=x"]).contains("give a number of bytes"));
+    }
 }

@@ -37,6 +37,11 @@ const SOURCES: &[(&str, &str, &str)] = &[
         "rag/NAME.jsonl",
     ),
     (
+        "derived sets",
+        "https://github.com/OSU-NLP-Group/HippoRAG (data), of which tools/eval_sets.py in Refrain's repository makes them",
+        "rag/{musique,hotpotqa}_train100.jsonl, longbench_derived/{musique,hotpotqa}_short.jsonl",
+    ),
+    (
         "needle's essays",
         "https://github.com/gkamradt/LLMTest_NeedleInAHaystack",
         "needle/PaulGrahamEssays/*.txt",

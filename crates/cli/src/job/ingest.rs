@@ -28,7 +28,7 @@ pub(super) fn plan(context: &Context, args: &args::PlanIngest) -> Result<()> {
     let size = ShardSize { items: args.shard_documents as usize, weight: args.shard_tokens };
     let mut plan = new_plan(context, &args.job, size)?;
     let mut duplicates = 0;
-    let (failures, _) = each_document(context.console, &args.paths, |document| {
+    let (failures, ..) = each_document(context.console, &args.paths, |document| {
         let tokens = tokens(&tokenizer, &document);
         duplicates += usize::from(!plan.add("", &Item::of_document(document, tokens))?);
         Ok(())

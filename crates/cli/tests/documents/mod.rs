@@ -213,6 +213,50 @@ fn files_of_other_kinds_are_told() {
     assert!(!ingest(&script, &[]).err.contains("left out"));
 }
 
+/// Empty files are told: a folder's by their number, and one by its path. A failed download of another kind is a failure.
+#[test]
+fn empty_files_are_told() {
+    let home = Home::new();
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    let options = ["--model", model.to_str().unwrap(), "--prefix", "none"];
+    for (name, text) in [("a.md", "A bolt."), ("b.txt", ""), ("c.txt", " \n"), ("d.jsonl", "")] {
+        home.write(&format!("docs/{name}"), text);
+    }
+    let run = |name: &str, more: &[&str]| {
+        home.run(&[&["ingest", home.path(name).to_str().unwrap()], &options[..], more].concat())
+    };
+    let ran = run("docs", &["--json"]).good();
+    assert!(ran.err.contains("3 files are empty or blank (b.txt, c.txt, d.jsonl)"), "{}", ran.err);
+    let report: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!((&report["documents"], &report["empty"]), (&json!(1), &json!(3)));
+    run("docs/b.txt", &[]).failed(1, &["b.txt is empty or blank"]);
+    for name in ["page.html", "scan.pdf", "letter.docx"] {
+        home.write(name, "");
+        run(name, &[]).failed(1, &["has no text: the file is empty"]);
+    }
+}
+
+/// A file that is named twice, or lies in a folder that is named too, is one document; and so is one that a chat has already.
+#[test]
+fn a_file_that_several_paths_lead_to_is_read_once() {
+    let home = Home::new();
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    let options = ["--model", model.to_str().unwrap(), "--prefix", "none"];
+    let file = home.write("docs/bolts.md", "A stem bolt is tightened to 5 Nm.");
+    let (docs, file) = (home.path("docs"), file.to_str().unwrap());
+    let ran = home.run(&[&["ingest", docs.to_str().unwrap(), file, file], &options[..]].concat()).good();
+    assert!(
+        ran.out.starts_with("1 document in 1 chunk") && !ran.err.contains("holds no"),
+        "{}{}",
+        ran.out,
+        ran.err
+    );
+    let lines = format!("/docs {file}\n/docs {file}\n");
+    let ran = home.run_with_input(&[&["chat"], &options[..]].concat(), &lines).good();
+    assert!(ran.err.contains("already there: 1 document"), "{}", ran.err);
+    assert!(!ran.err.contains("2 documents"), "{}", ran.err);
+}
+
 /// An answer without documents says so where some are stored, and a number apart from `--search` is told where it belongs.
 #[test]
 fn a_question_without_documents_is_told_of_the_stored_ones() {

@@ -74,6 +74,53 @@ fn of_options_that_exclude_each_other_the_strongest_source_decides() {
     home.run(&[&bench[..], &["--keys", "2"]].concat()).failed(2, &["--url cannot be used with --keys"]);
 }
 
+#[test]
+fn a_store_that_cannot_be_made_is_told_with_the_option_that_names_another() {
+    let home = Home::new();
+    let file = home.write("notes.txt", "notes");
+    for store in [file.clone(), file.join("below")] {
+        let words = ["ask", "why", "--model", TINY, "--prefix", "none", "--store", store.to_str().unwrap()];
+        home.run(&words).failed(1, &["a file of this name is there", "hint: --store names another folder"]);
+    }
+}
+
+/// No shell expands the home folder in a variable.
+#[test]
+fn the_home_folder_stands_for_a_tilde() {
+    let home = Home::new();
+    let folder = home.path("");
+    let variables = [("HOME", folder.to_str().unwrap()), ("REFRAIN_STORE", "~/chunks")];
+    home.run_with(&variables, &["store", "ls"]).failed(1, &["there is no store at ~/chunks"]);
+    let file = home.write("bolts.md", "A stem bolt is tightened to 5 Nm.");
+    let ingest = ["ingest", file.to_str().unwrap(), "--model", TINY, "--prefix", "none"];
+    home.run_with(&variables, &ingest).good();
+    assert!(home.path("chunks").is_dir());
+}
+
+/// The method was chosen behind a prefix of its own, of which its reason says how near to vanilla answers are.
+#[test]
+fn statistics_name_the_prefix_that_chunks_lie_behind() {
+    let home = Home::new();
+    let ask = ["ask", "why", "--model", TINY, "--max-tokens", "1"];
+    let chosen = home.run(&ask).good().err;
+    assert!(chosen.contains("\ndrift:charge=0.3 behind prefix averaged: near vanilla"), "{chosen}");
+    let given = home.run(&[&ask[..], &["--prefix", "none"]].concat()).good().err;
+    let said = "\ndrift:charge=0.3 behind prefix none: chosen behind prefix averaged, near vanilla";
+    assert!(given.contains(said), "{given}");
+}
+
+/// Options that are part of a chunk's name say that other values share nothing.
+#[test]
+fn helps_tell_which_options_commands_that_share_chunks_have_in_common() {
+    let help = Home::new().run(&["ingest", "--help"]).good().out;
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    for name in ["prefix", "chunk-tokens", "left-tokens", "store-dtype", "kv", "compute", "strict-numerics"] {
+        let (_, text) = help.split_once(&format!(" --{name}")).unwrap();
+        let text = text.split(" --").next().unwrap();
+        assert!(text.contains("Commands that share chunks need the same"), "{name}: {text}");
+    }
+}
+
 /// Paths that are no UTF-8 are taken as they are, and JSON has their text.
 #[cfg(unix)]
 #[test]

@@ -63,6 +63,20 @@ fn a_stopped_ingest_keeps_what_is_whole_and_says_so() {
 }
 
 #[test]
+fn a_server_shows_the_ingest_of_its_documents_and_says_what_a_stopped_one_keeps() {
+    if !real_model() {
+        return;
+    }
+    let home = Home::new();
+    home.write("docs/a.md", (0..600).map(|i| format!("{CHAINS}Page {i}.\n\n")).collect::<String>());
+    let docs = home.path("docs");
+    let words = ["serve", "--port", "0", "--docs", docs.to_str().unwrap(), "--prefix", "none"];
+    let shown = home.screen(80, r"\d{4}/\d+ tokens", &words).good().out;
+    assert!(shown.contains("stopped; ") && shown.contains("of the documents"), "{shown}");
+    assert!(!home.chunk_files().is_empty());
+}
+
+#[test]
 fn a_stopped_text_ends_with_its_statistics() {
     if !real_model() {
         return;

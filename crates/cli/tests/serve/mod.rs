@@ -394,6 +394,8 @@ fn a_server_that_is_told_to_stop_ends_its_answers_first() {
     stream.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"completion_tokens\":120"), "{answer}");
     assert!(server.child.wait().unwrap().success());
+    let log = std::fs::read_to_string(server.home.path("log")).unwrap();
+    assert!(log.contains("stopping: 1 request under way may go on for 30s"), "{log}");
 }
 
 /// A server keeps its store's documents to itself while it runs: other commands say what to do, and a script learns it by the status.

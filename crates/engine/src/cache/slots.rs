@@ -47,6 +47,11 @@ impl SlotMap {
         }
     }
 
+    /// Whether a position is held.
+    pub(crate) fn holds(&self, position: u32) -> bool {
+        self.before(position) < self.before(position + 1)
+    }
+
     /// Half-open range of slots that the row at a held `position` sees.
     pub(crate) fn visible(&self, position: u32, window: Option<usize>) -> (u32, u32) {
         let window = window.map_or(u32::MAX, |window| window as u32);

@@ -139,6 +139,7 @@ impl PassLayers {
         self.stats.exact_tokens = exact.map(|chunk| chunk.span.len()).sum();
         let segments = &self.context.segments;
         self.stats.cached_tokens = segments.iter().map(read).sum();
+        self.stats.reused_tokens = self.stats.cached_tokens;
         self.stats.prefilled_tokens = segments.iter().filter(|s| s.computed).map(read).sum();
     }
 
@@ -246,6 +247,8 @@ impl PassLayers {
         self.stats.count_layer(config, projected, tokens.positions.len(), 0);
         if last {
             self.stats.cached_tokens = selected.cached_tokens(&context);
+            self.stats.reused_tokens = selected.reused_tokens(&self.stats.final_rows);
+            self.stats.left_out_tokens = selected.left_out_tokens(layout);
             self.stats.prefilled_tokens = selected.prefilled_tokens(&context);
         }
         kept.release(&context);

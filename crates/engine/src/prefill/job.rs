@@ -290,7 +290,7 @@ impl PrefillJob {
         let mut stats = PrefillStats { order: self.order.take(), ..stats };
         if let Some(found) = &self.prefix.found {
             (stats.prefix_tokens, stats.cached_tokens) = (found.len(), found.len());
-            stats.prefilled_tokens = 0;
+            (stats.reused_tokens, stats.prefilled_tokens) = (0, 0);
         }
         // In another order the tokens are not those that a later prompt begins with.
         let prefix = self.prefix.root.filter(|_| stats.order.is_none());

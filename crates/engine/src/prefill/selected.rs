@@ -151,6 +151,16 @@ impl SelectedLayers {
         self.needed.len() - system - layout.question.len()
     }
 
+    /// Positions that were needed and are not among `computed`, the rows of the last layer.
+    pub(crate) fn reused_tokens(&self, computed: &[u32]) -> usize {
+        self.needed.len() - computed.iter().filter(|position| self.needed.holds(**position)).count()
+    }
+
+    /// Positions that no layer needed.
+    pub(crate) fn left_out_tokens(&self, layout: &PromptLayout) -> usize {
+        layout.len() - self.needed.len()
+    }
+
     /// Cached positions of parts that were prefilled for this request.
     pub(crate) fn prefilled_tokens(&self, context: &PassContext) -> usize {
         let prefilled = context.segments.iter().filter(|segment| segment.computed);
@@ -389,13 +399,12 @@ fn check(context: &PassContext, tokens: &[LayerTokens], probe: bool) -> Result<(
             }
         }
         let seen = SlotMap::new(layer.question_sees.iter().chain(&layer.documents_see).copied());
-        let is_seen = |p: &u32| seen.before(*p) < seen.before(p + 1);
         for positions in [&layer.written, &layer.continuing] {
             if !positions.is_sorted_by(|a, b| a < b) {
                 return fail("recomputed tokens are not ascending");
             }
         }
-        if !layer.written.iter().all(is_seen) {
+        if !layer.written.iter().all(|position| seen.holds(*position)) {
             return fail("a recomputed token is not among those kept");
         }
         if !probe && count(layer) != count(&tokens[0]) {

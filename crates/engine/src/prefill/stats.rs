@@ -19,6 +19,10 @@ pub(crate) struct PrefillStats {
     pub(crate) final_rows: Vec<u32>,
     /// Positions that were read from the cache at one layer at least.
     pub(crate) cached_tokens: usize,
+    /// Those of them, behind the prefix cache's, that were not computed at the last layer.
+    pub(crate) reused_tokens: usize,
+    /// Positions that were neither read nor computed.
+    pub(crate) left_out_tokens: usize,
     /// Document tokens whose cached keys and values are exact.
     pub(crate) exact_tokens: usize,
     /// Cached tokens of parts that were prefilled for this request.

@@ -17,9 +17,9 @@ use super::limits::{check_expression, check_lark, check_text};
 use super::schema::prepare;
 use crate::{Error, Result};
 
-/// White space between the parts of a JSON text: a line break with its indentation, or some spaces. A bound keeps small models from
-/// writing white space until the end of their answer.
-const JSON_SPACE: &str = r"\n[ \t]{0,64}|[ ]{1,4}";
+/// White space between the parts of a JSON text: a line break with its indentation, of spaces or of tabs, or some spaces. The bounds keep small
+/// models from writing white space, above all tabs behind spaces, until the end of their answer.
+const JSON_SPACE: &str = r"\n[ ]{0,64}|\n\t{0,16}|[ ]{1,4}";
 
 /// Most characters of an error's reason, which may quote the grammar.
 const MAX_REASON: usize = 300;

@@ -15,7 +15,7 @@ pub use self::grammar::{Grammar, StructuredOutput};
 pub use self::likeliest::argmax;
 pub(crate) use self::likeliest::likeliest;
 pub(crate) use self::sampler::Sampler;
-pub use self::schema::without_unreadable;
+pub use self::schema::{with_closed_objects, without_unreadable};
 use crate::{Error, Result};
 
 /// How tokens are chosen. The default is greedy.

@@ -13,6 +13,12 @@ const FORMATS: [&str; 10] =
 /// Keywords whose values are no schemas.
 const DATA: [&str; 4] = ["const", "default", "enum", "examples"];
 
+/// Keywords whose schemas hold beside the other keywords of an object.
+const BESIDE: [&str; 4] = ["$ref", "anyOf", "oneOf", "properties"];
+
+/// Keywords under which an object may have properties that `properties` does not name.
+const FURTHER: [&str; 2] = ["additionalProperties", "patternProperties"];
+
 /// Keywords whose values are schemas by name.
 const NAMED: [&str; 4] = ["$defs", "definitions", "patternProperties", "properties"];
 
@@ -54,6 +60,29 @@ pub fn without_unreadable(mut schema: Value) -> Value {
         Ok(())
     });
     debug_assert!(left_out.is_ok(), "nothing is refused");
+    schema
+}
+
+/// Closes the objects of a schema: one that names its `properties`, and does not say whether there may be others, has no others, as models take
+/// it. A schema in which several parts describe one object together, each of them some of its properties, stays as it is.
+pub fn with_closed_objects(mut schema: Value) -> Value {
+    let mut composes = false;
+    let seen = each(&mut schema, "", &mut |_, fields| {
+        let all = fields.get("allOf").and_then(Value::as_array).map_or(0, Vec::len);
+        composes |= all + BESIDE.iter().filter(|key| fields.contains_key(**key)).count() > 1;
+        Ok(())
+    });
+    let closed = each(&mut schema, "", &mut |_, fields| {
+        let is_said = FURTHER.iter().any(|key| fields.get(*key).is_some_and(|value| !value.is_null()));
+        let Some(named) = fields.get("properties").and_then(Value::as_object) else { return Ok(()) };
+        let required = fields.get("required").and_then(Value::as_array).into_iter().flatten();
+        let are_named = required.filter_map(Value::as_str).all(|name| named.contains_key(name));
+        if are_named && !is_said && !composes {
+            fields.insert("additionalProperties".to_owned(), Value::Bool(false));
+        }
+        Ok(())
+    });
+    debug_assert!(seen.is_ok() && closed.is_ok(), "nothing is refused");
     schema
 }
 
@@ -127,6 +156,38 @@ mod tests {
             },
         });
         assert_eq!(prepared(schema).unwrap(), left);
+    }
+
+    #[test]
+    fn objects_are_closed_unless_they_say_otherwise_or_are_composed() {
+        let point =
+            json!({ "type": "object", "properties": { "x": { "type": "integer" } }, "required": ["x"] });
+        let mut closed = point.clone();
+        closed["additionalProperties"] = json!(false);
+        for (given, expected) in [
+            (json!({ "properties": {} }), json!({ "properties": {}, "additionalProperties": false })),
+            (
+                json!({ "$defs": { "P": point }, "anyOf": [{ "$ref": "#/$defs/P" }, { "type": "null" }] }),
+                json!({ "$defs": { "P": closed }, "anyOf": [{ "$ref": "#/$defs/P" }, { "type": "null" }] }),
+            ),
+            (
+                json!({ "type": "array", "items": { "allOf": [point] }, "default": [point] }),
+                json!({ "type": "array", "items": { "allOf": [closed] }, "default": [point] }),
+            ),
+        ] {
+            assert_eq!(with_closed_objects(given), expected);
+        }
+        for open in [
+            json!({ "type": "object" }),
+            json!({ "properties": {}, "additionalProperties": true }),
+            json!({ "properties": {}, "patternProperties": { "^x_": {} } }),
+            json!({ "properties": { "a": {} }, "required": ["b"] }),
+            json!({ "allOf": [point, { "properties": { "y": {} } }] }),
+            json!({ "properties": { "a": {} }, "anyOf": [{ "properties": { "b": {} } }] }),
+            json!({ "enum": [point] }),
+        ] {
+            assert_eq!(with_closed_objects(open.clone()), open);
+        }
     }
 
     #[test]

@@ -137,6 +137,39 @@ fn json_objects_expressions_choices_and_lark_are_followed() {
     }
 }
 
+/// A line of JSON is indented by spaces or by tabs, and neither goes on without end.
+#[test]
+fn white_space_of_json_is_bounded() {
+    let engine = engine(&tiny("llama"), exact(Dtype::F32));
+    let grammar = engine.grammar(&StructuredOutput::JsonObject).unwrap();
+    let takes = |text: &str| {
+        let mut grammar = grammar.clone();
+        let mut logits = vec![0.0; engine.tokenizer().vocab_size()];
+        engine.tokenize(text).unwrap().into_iter().all(|id| {
+            logits.fill(0.0);
+            grammar.mask(&mut logits).unwrap();
+            let is_allowed = logits[id as usize] == 0.0;
+            is_allowed && grammar.push(id).is_ok()
+        })
+    };
+    let line = |indent: &str, times: usize| format!("\n{}", indent.repeat(times));
+    for (space, is_taken) in [
+        (String::new(), true),
+        (" ".repeat(4), true),
+        (" ".repeat(5), false),
+        ("\t".to_owned(), false),
+        (line(" ", 64), true),
+        (line(" ", 65), false),
+        (line("\t", 16), true),
+        (line("\t", 17), false),
+        (line("  \t", 1), false),
+        (line("\t ", 1), false),
+        (line("\n", 1), false),
+    ] {
+        assert_eq!(takes(&format!("{{{space}\"")), is_taken, "{space:?}");
+    }
+}
+
 /// The only beginning that the grammar allows is a token that is a stop text.
 #[test]
 fn a_stop_text_that_the_grammar_needs_is_chosen_before_the_least_tokens() {

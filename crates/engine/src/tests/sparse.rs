@@ -697,3 +697,23 @@ fn answers_say_what_was_kept_read_and_recomputed() {
     let explanation = answer.explanation.unwrap();
     assert!(!explanation.tokens.is_empty() && explanation.recomputed_share > 0.0);
 }
+
+/// A token that one layer reads and the last one computes counts once.
+#[test]
+fn each_token_counts_once() {
+    let engine = engine(&tiny("llama"), small());
+    let prompt = random_prompt(&engine, 5, &[140, 150], 60, 3);
+    for (name, overlaps, leaves_out) in [
+        ("pie", false, false),
+        ("a3", false, false),
+        ("relax_kv", true, false),
+        ("sam_kv:block=8,share=0.4", true, true),
+    ] {
+        let method = METHODS.parse(name).unwrap();
+        let account = engine.measure(&prompt, &method, Eviction::full()).unwrap();
+        let once = account.reused_tokens + account.recomputed_tokens + account.left_out_tokens;
+        assert_eq!(once, 5 + 290, "{name}");
+        assert_eq!(account.cached_tokens > account.reused_tokens, overlaps, "{name}");
+        assert_eq!(account.left_out_tokens > 0, leaves_out, "{name}");
+    }
+}

@@ -11,6 +11,7 @@ pub(super) const SPEC: Spec = Spec {
     bare: false,
     list: false,
     named: false,
+    arguments: "arguments",
     separator: None,
     special: &["<tool_call>", "</tool_call>"],
 };

@@ -12,6 +12,7 @@ pub(super) const SPEC: Spec = Spec {
     bare: true,
     list: false,
     named: false,
+    arguments: "parameters",
     separator: Some(";"),
     special: &["<|python_tag|>"],
 };

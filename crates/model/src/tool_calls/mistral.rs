@@ -14,6 +14,7 @@ pub(super) const SPEC: Spec = Spec {
     bare: false,
     list: true,
     named: true,
+    arguments: "arguments",
     separator: None,
     special: &[CALLS, ARGS, CALL_ID],
 };

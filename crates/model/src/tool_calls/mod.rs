@@ -6,6 +6,7 @@
 //! [`ToolCallFormat::Hermes`]. The answer's text, and the text of its [special tokens](ToolCallFormat::special_tokens), go
 //! through a [`ToolCallParser`].
 
+mod fields;
 mod grammar;
 mod hermes;
 mod llama3;
@@ -15,6 +16,7 @@ mod parser;
 mod phi4;
 mod scanner;
 mod spec;
+mod unmarked;
 
 use serde_json::{Value as Json, json};
 

@@ -2,9 +2,11 @@
 
 use serde_json::{Map, Value as Json};
 
+use super::fields::{ARGUMENTS, NAME, call, name, string};
 use super::marks::{Head, head, held_back};
 use super::scanner::ObjectScanner;
 use super::spec::Spec;
+use super::unmarked::Unmarked;
 
 /// A part of an answer. Those of a whole answer, put together, are its text and its calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,6 +56,8 @@ pub struct ToolCallParser {
 
 #[derive(Debug)]
 enum Stage {
+    /// An answer that may be calls without marks, of which nothing is given yet.
+    Unmarked(Unmarked),
     Text,
     /// A call may begin at `at`; where none does, the first `failed` bytes are text.
     Open {
@@ -87,9 +91,7 @@ enum Step {
     Wait,
 }
 
-/// The keys of a call's object.
-const NAME: &str = "name";
-const ARGUMENTS: [&str; 2] = ["arguments", "parameters"];
+/// Keys that a call's object may have beside its name and its arguments.
 const OTHERS: [&str; 2] = ["id", "type"];
 
 impl ToolCallParser {
@@ -115,6 +117,14 @@ impl ToolCallParser {
         ToolCallParser { incremental: true, ..self }
     }
 
+    /// Also reads an answer as calls that has none of the notation's marks, and is wholly JSON objects of known tools'
+    /// names and their arguments, or lists of them, bare or in fences of Markdown. Such calls are given at the answer's
+    /// end, since text behind them makes all of it text.
+    #[must_use]
+    pub fn with_unmarked(self) -> ToolCallParser {
+        ToolCallParser { stage: Stage::Unmarked(Unmarked::default()), ..self }
+    }
+
     /// Takes the next text of the answer.
     pub fn push(&mut self, text: &str) -> Vec<Delta> {
         self.buffer.push_str(text);
@@ -131,6 +141,7 @@ impl ToolCallParser {
     fn advance(&mut self, at_end: bool) {
         while !self.buffer.is_empty() {
             let step = match std::mem::replace(&mut self.stage, Stage::Text) {
+                Stage::Unmarked(unmarked) => self.unmarked(unmarked, at_end),
                 Stage::Text => self.text(at_end),
                 Stage::Open { at, failed, in_list } => self.open(at, failed, in_list, at_end),
                 Stage::Object(object) => self.object(object, at_end),
@@ -141,6 +152,22 @@ impl ToolCallParser {
                 break;
             }
         }
+    }
+
+    /// Holds an answer back that may be calls without marks. Any other is read from its beginning, as the notation has it.
+    fn unmarked(&mut self, mut unmarked: Unmarked, at_end: bool) -> Step {
+        let can_be_calls = unmarked.read(&self.buffer, &self.names, self.spec.arguments).is_some();
+        if can_be_calls && !at_end {
+            return self.wait(Stage::Unmarked(unmarked));
+        }
+        if can_be_calls && unmarked.is_whole(&self.buffer) {
+            for (name, arguments) in unmarked.calls {
+                self.give(&name, arguments);
+                self.calls += 1;
+            }
+            self.buffer.clear();
+        }
+        Step::Go
     }
 
     /// Passes text on up to where a call may begin.
@@ -265,32 +292,15 @@ impl ToolCallParser {
         let mut keys = object.scanner.keys();
         let has_own_keys =
             !self.spec.bare || keys.all(|key| string(&text[key]).is_some_and(|key| is_known(&key)));
-        has_own_keys && self.name(object).is_none_or(|name| self.names.contains(&name))
-    }
-
-    /// The name in an object, if it is read; empty if it is no string.
-    fn name(&self, object: &Object) -> Option<String> {
-        let text = &self.buffer[object.at..];
-        let mut fields = object.scanner.fields.iter().rev();
-        let (_, value) = fields.find(|(key, _)| string(&text[key.clone()]).as_deref() == Some(NAME))?;
-        Some(string(&text[value.clone()]).unwrap_or_default())
+        has_own_keys && name(&object.scanner, text).is_none_or(|name| self.names.contains(&name))
     }
 
     /// Name and arguments of a call that is read to its end.
     fn call(&self, object: &Object) -> Option<(String, String)> {
         let text = &self.buffer[object.at..object.at + object.scanner.read];
+        let Some(name) = &object.named else { return call(&object.scanner, text, &self.names) };
         serde_json::from_str::<Map<String, Json>>(text).ok()?;
-        if let Some(name) = &object.named {
-            return Some((name.clone(), text.to_owned()));
-        }
-        let name = self.name(object).filter(|name| self.names.contains(name))?;
-        let is_arguments = |key: &str| string(key).is_some_and(|key| ARGUMENTS.contains(&key.as_str()));
-        let (_, value) = object.scanner.fields.iter().find(|(key, _)| is_arguments(&text[key.clone()]))?;
-        let value = &text[value.clone()];
-        // Some models write the arguments' JSON as a string.
-        let arguments = string(value).unwrap_or_else(|| value.to_owned());
-        serde_json::from_str::<Map<String, Json>>(&arguments).ok()?;
-        Some((name, arguments))
+        Some((name.clone(), text.to_owned()))
     }
 
     fn give(&mut self, name: &str, arguments: String) {
@@ -306,7 +316,7 @@ impl ToolCallParser {
         let (name, range) = match &object.named {
             Some(name) => (name.clone(), Some(0..text.len())),
             None => {
-                let Some(name) = self.name(object) else { return };
+                let Some(name) = name(&object.scanner, text) else { return };
                 let done = object.scanner.fields.iter().find(|(key, _)| is_arguments(&text[key.clone()]));
                 let open = object.scanner.open_value().filter(|(key, _)| is_arguments(&text[key.clone()]));
                 let range = done.map(|(_, value)| value.clone());
@@ -372,9 +382,4 @@ impl ToolCallParser {
         }
         Step::Go
     }
-}
-
-/// The string that a JSON text is.
-fn string(json: &str) -> Option<String> {
-    serde_json::from_str(json).ok()
 }

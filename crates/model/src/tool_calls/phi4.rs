@@ -12,6 +12,7 @@ pub(super) const SPEC: Spec = Spec {
     bare: false,
     list: true,
     named: false,
+    arguments: "arguments",
     separator: None,
     special: &["<|tool_call|>", "<|/tool_call|>"],
 };

@@ -220,6 +220,11 @@ impl ObjectScanner {
         self.fields.iter().map(|(key, _)| key.clone()).chain(last)
     }
 
+    /// Where the key begins that is being read.
+    pub(super) fn open_key(&self) -> Option<usize> {
+        (self.key.is_empty() && self.key.start > 0).then_some(self.key.start)
+    }
+
     /// The key whose value is being read, and where that value begins.
     pub(super) fn open_value(&self) -> Option<(Range<usize>, usize)> {
         self.value.map(|start| (self.key.clone(), start))

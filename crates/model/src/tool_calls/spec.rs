@@ -13,6 +13,8 @@ pub(super) struct Spec {
     pub(super) list: bool,
     /// Whether a call can be `name[ARGS]{…}`.
     pub(super) named: bool,
+    /// The key of the arguments in a call's object.
+    pub(super) arguments: &'static str,
     /// The text between calls that stand in no list.
     pub(super) separator: Option<&'static str>,
     /// The special tokens that the notation uses, in vocabularies that have them.

@@ -1,3 +1,5 @@
+mod unmarked;
+
 use proptest::prelude::*;
 use serde_json::Map;
 
@@ -52,8 +54,12 @@ fn parse<'a>(mut parser: ToolCallParser, parts: impl IntoIterator<Item = &'a str
 
 /// Text and calls of an answer: they do not depend on the parts in which it comes.
 fn read(format: ToolCallFormat, answer: &str) -> Vec<Said> {
-    let whole = parse(ToolCallParser::new(format, &NAMES), [answer]);
-    assert_eq!(parse(ToolCallParser::new(format, &NAMES), answer.split("").filter(|c| !c.is_empty())), whole);
+    read_by(|| ToolCallParser::new(format, &NAMES), answer)
+}
+
+fn read_by(parser: impl Fn() -> ToolCallParser, answer: &str) -> Vec<Said> {
+    let whole = parse(parser(), [answer]);
+    assert_eq!(parse(parser(), answer.split("").filter(|c| !c.is_empty())), whole);
     whole
 }
 
@@ -312,6 +318,8 @@ fn pieces() -> impl Strategy<Value = String> {
         "{\"a\": [1, 2]}",
         "get[ARGS]{}",
         "a1",
+        "```",
+        "```json\n",
     ]);
     prop_oneof![4 => fixed.prop_map(str::to_owned), 1 => "\\PC{0,4}"]
 }
@@ -360,10 +368,15 @@ proptest! {
         format in formats(),
         pieces in prop::collection::vec(pieces(), 0..14),
         cuts in prop::collection::vec(any::<bool>(), 1..9),
+        unmarked in any::<bool>(),
     ) {
         let answer = pieces.concat();
-        let whole = parse(ToolCallParser::new(format, &NAMES), [answer.as_str()]);
-        let chunked = parse(ToolCallParser::new(format, &NAMES), cut(&answer, &cuts));
+        let parser = || {
+            let parser = ToolCallParser::new(format, &NAMES);
+            if unmarked { parser.with_unmarked() } else { parser }
+        };
+        let whole = parse(parser(), [answer.as_str()]);
+        let chunked = parse(parser(), cut(&answer, &cuts));
         prop_assert_eq!(&chunked, &whole);
         let is_call = |said: &&Said| matches!(said, Said::Call(..));
         if whole.iter().find(is_call).is_none() {

@@ -112,6 +112,7 @@ pub(super) async fn ask(
     app.state.scheduler.check_queue()?;
     let (explain, ignore_eos) = (options.explain, request.ignore_eos.unwrap_or(false));
     let (answers_each, arrived) = (request.answers(), held.since());
+    let max_tokens_field = request.max_tokens_field();
     let namespace = tenant.namespace().to_owned();
     let work = {
         let (app, method, eviction) = (app.clone(), method.built.clone(), policy.built.clone());
@@ -160,9 +161,16 @@ pub(super) async fn ask(
         }
     }
     let engine = tenant.engine.clone();
-    let reader = |job: &GenerateJob| AnswerReader::new(&engine, tools.as_deref(), job.prompt.thinking);
+    let reader = |job: &GenerateJob| {
+        let has_form = job.request.grammar.is_some();
+        AnswerReader::new(&engine, tools.as_deref(), job.prompt.thinking, has_form)
+    };
     let readers = jobs.iter().map(reader).collect();
-    let events = AnswerEvents::submit(app, &tenant, jobs, arrived)?;
+    let named = |error: ApiError| match error.param.as_deref() {
+        Some("max_tokens") => error.renamed(max_tokens_field),
+        _ => error,
+    };
+    let events = AnswerEvents::submit(app, &tenant, jobs, arrived).map_err(named)?;
     Ok(Asked { engine, context, logprobs, answers_each, echoed, readers, events, held })
 }
 

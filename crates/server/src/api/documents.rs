@@ -14,6 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::events::{end_of_stream, event_stream, json_event};
 use super::extract::{Json, PathText};
 use super::files::{self, FileFailure, Read};
+use super::request::read_from_objects;
 use super::upload::{AddDocumentsRequest, FileForm, Upload};
 use crate::api_error::{ApiError, ErrorResponse, Result};
 use crate::app::App;
@@ -35,10 +36,13 @@ pub(super) struct PageQuery {
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 pub(super) struct PinRequest {
     #[schema(default = true)]
     pinned: Option<bool>,
 }
+
+read_from_objects!(PinRequest);
 
 /// A stored document.
 #[derive(Debug, Serialize, ToSchema)]
@@ -46,7 +50,7 @@ pub(super) struct DocumentResponse {
     id: String,
     /// `document`
     object: &'static str,
-    /// The title, or the first line of a text without one.
+    /// The title, 1,000 characters of it at most, or 80 of the first line of a text without one.
     title: String,
     /// Seconds since 1970.
     created: u64,
@@ -190,7 +194,7 @@ pub(super) async fn add(
     let Read { documents, held, failures } = files::read(&app, &tenant, (given, held)).await?;
     let ingest = Ingest::submit(app, tenant, (documents, Some(held)), method.built).await?;
     if !stream {
-        let ingested = ingest.finish().await?;
+        let ingested = ingest.finish(|_| ()).await?;
         return Ok(axum::Json(AddDocumentsResponse::new(ingested, failures)).into_response());
     }
     let events = stream::unfold(Some((ingest, failures)), |state| async move {
@@ -206,9 +210,7 @@ pub(super) async fn add(
                 Err(error) => json_event(&error.body()),
             },
             Some(Event::Failed(error)) => json_event(&error.body()),
-            Some(Event::Token(_) | Event::Finished(_)) | None => {
-                json_event(&ApiError::internal(&"an ingest ended without a report").body())
-            }
+            Some(Event::Token(_) | Event::Finished(_)) | None => json_event(&ingest.lost().body()),
         };
         Some((vec![last, end_of_stream()], None))
     });
@@ -233,7 +235,10 @@ pub(super) async fn list(
     page: std::result::Result<Query<PageQuery>, QueryRejection>,
 ) -> Result<Response> {
     let Query(page) = page.map_err(|error| ApiError::field("limit", error.body_text()))?;
-    let (after, limit) = (page.after.unwrap_or_default(), page.limit.unwrap_or(MAX_PAGE).clamp(1, MAX_PAGE));
+    let (after, limit) = (page.after.unwrap_or_default(), page.limit.unwrap_or(MAX_PAGE));
+    if !(1..=MAX_PAGE).contains(&limit) {
+        return Err(ApiError::field("limit", format!("limit is 1 to {MAX_PAGE}")));
+    }
     let list = move |corpus: &Corpus, tenant: &Tenant| {
         Ok(corpus.documents().list(tenant.namespace(), &after, limit)?)
     };

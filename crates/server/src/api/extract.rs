@@ -63,10 +63,48 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for Json<T> {
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
-    serde_json::from_slice(bytes).map_err(|error| {
-        let message = format!("the body is not what this route takes: {error}");
-        ApiError { code: Some("invalid_json"), ..ApiError::new(StatusCode::BAD_REQUEST, message) }
-    })
+    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let field = Some(error.path().to_string()).filter(|path| path != ".");
+        refused(field.as_deref(), &error.into_inner())
+    })?;
+    json.end().map_err(|error| refused(None, &error))?;
+    Ok(value)
+}
+
+/// The error of a body that is no JSON, or whose `field` does not take its value.
+fn refused(field: Option<&str>, error: &serde_json::Error) -> ApiError {
+    if !error.is_data() {
+        let message = format!("the body is no JSON: {error}");
+        return ApiError::new(StatusCode::BAD_REQUEST, message).with_code("invalid_json");
+    }
+    // Clients that write the body themselves know its fields and not its columns.
+    let (reason, place) = (error.to_string(), format!(" at line {} column {}", error.line(), error.column()));
+    let reason = reason.strip_suffix(&place).unwrap_or(&reason);
+    let reason = match reason.rsplit_once(", expected ") {
+        Some((found, expected)) => format!("{found}, expected {}", in_words_of_json(expected)),
+        None => reason.to_owned(),
+    };
+    match field {
+        Some(field) if reason.starts_with(field) => ApiError::field(field, reason),
+        Some(field) => ApiError::field(field, format!("{field}: {reason}")),
+        None => {
+            let message = format!("the body is not what this route takes: {reason}");
+            ApiError::new(StatusCode::BAD_REQUEST, message)
+        }
+    }
+}
+
+/// The type that an error expects, by its name in JSON.
+fn in_words_of_json(expected: &str) -> &str {
+    match expected {
+        "f32" => "a number",
+        "u32" => "a whole number of at least 0",
+        "a map" => "an object",
+        "a sequence" => "a list",
+        of if of.starts_with("struct ") || of.starts_with("internally tagged enum ") => "an object",
+        other => other,
+    }
 }
 
 /// Whether the content type is this one, whatever its parameters.
@@ -86,4 +124,71 @@ pub(super) async fn receive(
 ) -> Result<(Vec<u8>, HeldBytes)> {
     let held = app.state.bytes_in_flight.held_by(tenant.namespace());
     body::receive(request, &app.state.options, held).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::request::CompletionRequest;
+
+    #[test]
+    fn values_of_a_wrong_type_name_their_field() {
+        for (body, field, message) in [
+            (
+                r#"{"temperature": "hot"}"#,
+                "temperature",
+                r#"temperature: invalid type: string "hot", expected a number"#,
+            ),
+            (
+                r#"{"max_tokens": "5"}"#,
+                "max_tokens",
+                r#"max_tokens: invalid type: string "5", expected a JSON number"#,
+            ),
+            (r#"{"n": 1.5}"#, "n", "n: invalid value: 1.5, expected a whole number"),
+            (
+                r#"{"logit_bias": [1]}"#,
+                "logit_bias",
+                "logit_bias: invalid type: sequence, expected an object",
+            ),
+            (
+                r#"{"stream_options": true}"#,
+                "stream_options",
+                "stream_options: invalid type: boolean `true`, expected an object",
+            ),
+            (r#"{"response_format": "json"}"#, "response_format", "expected an object"),
+            (
+                r#"{"response_format": {"type": "xml"}}"#,
+                "response_format.type",
+                "unknown variant `xml`, expected one of `text`",
+            ),
+            (r#"{"messages": "hi"}"#, "messages", r#"messages: invalid type: string "hi", expected a list"#),
+            (
+                r#"{"messages": [{"role": "user"}, {"content": "x"}]}"#,
+                "messages[1]",
+                "messages[1]: missing field `role`",
+            ),
+            (r#"{"messages": [{"role": 1}]}"#, "messages[0].role", "expected a string"),
+            (r#"{"stop": 1}"#, "stop", "stop takes a text or a list of texts"),
+        ] {
+            let error = parse::<CompletionRequest>(body.as_bytes()).unwrap_err();
+            assert_eq!((error.param.as_deref(), error.code), (Some(field), None), "{body} {error}");
+            assert!(
+                error.message.contains(message) && !error.message.contains(" at line "),
+                "{body} {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn bodies_that_are_no_json_are_told_from_those_of_a_wrong_type() {
+        for body in ["", "{", "{\"n\": 1}}", "{\"n\" 1}", "hello"] {
+            let error = parse::<CompletionRequest>(body.as_bytes()).unwrap_err();
+            assert_eq!((error.param.as_deref(), error.code), (None, Some("invalid_json")), "{body} {error}");
+        }
+        for body in ["[]", "\"x\"", "null"] {
+            let error = parse::<CompletionRequest>(body.as_bytes()).unwrap_err();
+            assert_eq!((error.param.as_deref(), error.code), (None, None), "{body} {error}");
+            assert!(error.message.ends_with("expected an object"), "{body} {error}");
+        }
+    }
 }

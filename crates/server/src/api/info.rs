@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use super::extract::PathText;
-use crate::api_error::{ApiError, ErrorResponse, Result};
+use super::request::check_model;
+use crate::api_error::{ErrorResponse, Result};
 use crate::app::App;
 use crate::blocking::spawn_blocking;
 use crate::tenant::Tenant;
@@ -123,11 +124,8 @@ pub(super) async fn models(State(app): State<App>, _: Tenant) -> Response {
     ),
 )]
 pub(super) async fn model(State(app): State<App>, _: Tenant, PathText(model): PathText) -> Result<Response> {
-    if model == app.state.options.served_model_name {
-        Ok(axum::Json(model_response(&app)).into_response())
-    } else {
-        Err(ApiError::not_found("model", &model))
-    }
+    check_model(Some(&model), &app.state.options.served_model_name)?;
+    Ok(axum::Json(model_response(&app)).into_response())
 }
 
 /// List fusion methods and eviction policies with their options.

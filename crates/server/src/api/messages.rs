@@ -7,10 +7,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use super::request::{MAX_TOOL_NAME, null_is_default};
+use super::request::{MAX_TOOL_NAME, null_is_default, read_from_objects};
 use crate::api_error::{ApiError, Result};
 
 #[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 pub(crate) struct ChatMessage {
     /// `system` or `developer`, `user`, `assistant` or `tool`. A chat template that has no place for a system message after others gets it before
     /// them.
@@ -37,16 +38,20 @@ enum Content {
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 struct ContentPart {
-    /// `text` alone is supported.
+    /// `text`, or of the assistant `refusal`.
     #[serde(rename = "type")]
     kind: String,
     #[serde(default)]
     text: Option<String>,
+    #[serde(default)]
+    refusal: Option<String>,
 }
 
 /// A call of a tool by the assistant.
 #[derive(Debug, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 struct CalledTool {
     #[serde(default, deserialize_with = "null_is_default")]
     id: String,
@@ -57,12 +62,15 @@ struct CalledTool {
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 struct CalledFunction {
     name: String,
     /// A JSON object, as its text or as it is. The model is told of anything else as `{"arguments": ...}`.
     #[serde(default)]
     arguments: Value,
 }
+
+read_from_objects!(ChatMessage, ContentPart, CalledTool, CalledFunction);
 
 /// A conversation, taken apart.
 #[derive(Debug, PartialEq)]
@@ -185,9 +193,10 @@ impl ChatMessage {
             None => Err(wrong("a message has no content")),
             Some(Content::Text(text)) => Ok(text.clone()),
             Some(Content::Parts(parts)) => {
-                let text = |part: &ContentPart| match (part.kind.as_str(), &part.text) {
-                    ("text", Some(text)) => Ok(text.clone()),
-                    (kind, _) => {
+                let text = |part: &ContentPart| match (part.kind.as_str(), &part.text, &part.refusal) {
+                    ("text", Some(text), _) => Ok(text.clone()),
+                    ("refusal", _, Some(text)) if self.role == "assistant" => Ok(text.clone()),
+                    (kind, ..) => {
                         Err(wrong(&format!("content of type {kind:?} is not supported: text alone is")))
                     }
                 };

@@ -45,8 +45,14 @@ struct CallReader {
 }
 
 impl AnswerReader {
-    /// A reader of an answer by a model that is told of `tools`, and may think before it answers.
-    pub(super) fn new(engine: &Engine, tools: Option<&ToolUse>, thinking: Thinking) -> AnswerReader {
+    /// A reader of an answer by a model that is told of `tools`, and may think before it answers. `has_form` says whether a
+    /// grammar holds the answer.
+    pub(super) fn new(
+        engine: &Engine,
+        tools: Option<&ToolUse>,
+        thinking: Thinking,
+        has_form: bool,
+    ) -> AnswerReader {
         AnswerReader(tools.map(|tools| {
             let format = engine.tool_call_format();
             let names: Vec<&str> = tools.names.iter().map(String::as_str).collect();
@@ -54,7 +60,14 @@ impl AnswerReader {
             CallReader {
                 engine: engine.clone(),
                 // Arguments of a free answer come when the call is whole, since a malformed one is text.
-                parser: Some(if tools.is_forced() { parser.incremental() } else { parser }),
+                parser: Some(if tools.is_forced() {
+                    parser.incremental()
+                } else if has_form {
+                    // JSON without marks is of the response's format.
+                    parser
+                } else {
+                    parser.with_unmarked()
+                }),
                 marks: Marks::new(format.special_tokens(engine.tokenizer())),
                 thoughts: Thoughts::new(thinking),
                 only_calls: tools.is_forced() && thinking == Thinking::None,
@@ -298,16 +311,56 @@ mod tests {
         thinking: Thinking,
         answer: &str,
     ) -> (Vec<Part>, bool) {
+        read_pieces(reader(engine, (choice, parallel), thinking, false), answer, 3)
+    }
+
+    fn reader(
+        engine: &Engine,
+        (choice, parallel): (&Value, bool),
+        thinking: Thinking,
+        has_form: bool,
+    ) -> AnswerReader {
         let tools = json!([{ "type": "function", "function": { "name": "f" } }]);
         let tools =
             ToolUse::of(&serde_json::from_value::<Vec<_>>(tools).unwrap(), Some(choice), Some(parallel));
-        let mut reader = AnswerReader::new(engine, tools.unwrap().as_ref(), thinking);
+        AnswerReader::new(engine, tools.unwrap().as_ref(), thinking, has_form)
+    }
+
+    fn read_pieces(mut reader: AnswerReader, answer: &str, bytes: usize) -> (Vec<Part>, bool) {
         let mut parts = Vec::new();
-        for piece in answer.as_bytes().chunks(3) {
+        for piece in answer.as_bytes().chunks(bytes) {
             parts.extend(reader.read(&token(Some(5), std::str::from_utf8(piece).unwrap())));
         }
         parts.extend(reader.finish());
         (parts, reader.has_calls())
+    }
+
+    /// The text of an answer's parts.
+    fn text(parts: &[Part]) -> String {
+        parts
+            .iter()
+            .filter_map(|part| if let Part::Text(text) = part { Some(text.as_str()) } else { None })
+            .collect()
+    }
+
+    /// The calls of an answer's parts: numbers and arguments.
+    fn arguments(parts: &[Part]) -> Vec<(usize, String)> {
+        let mut all: Vec<(usize, String)> = Vec::new();
+        for part in parts {
+            match part {
+                Part::Text(_) => {}
+                Part::Call { index, id, name } => {
+                    assert!(id.starts_with("call_") && name == "f");
+                    all.push((*index, String::new()));
+                }
+                Part::Arguments { index, json } => {
+                    let last = all.last_mut().unwrap();
+                    assert_eq!(last.0, *index);
+                    last.1.push_str(json);
+                }
+            }
+        }
+        all
     }
 
     #[test]
@@ -315,30 +368,6 @@ mod tests {
         let engine =
             Engine::open(&tiny(), Store::in_memory(1 << 20), Settings::default(), |_, _| ()).unwrap();
         let call = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>";
-        let text = |parts: &[Part]| -> String {
-            parts
-                .iter()
-                .filter_map(|part| if let Part::Text(text) = part { Some(text.as_str()) } else { None })
-                .collect()
-        };
-        let arguments = |parts: &[Part]| -> Vec<(usize, String)> {
-            let mut all: Vec<(usize, String)> = Vec::new();
-            for part in parts {
-                match part {
-                    Part::Text(_) => {}
-                    Part::Call { index, id, name } => {
-                        assert!(id.starts_with("call_") && name == "f");
-                        all.push((*index, String::new()));
-                    }
-                    Part::Arguments { index, json } => {
-                        let last = all.last_mut().unwrap();
-                        assert_eq!(last.0, *index);
-                        last.1.push_str(json);
-                    }
-                }
-            }
-            all
-        };
         let one = (0, "{\"a\": 1}".to_owned());
         let auto = json!("auto");
         let (parts, has_calls) = read(&engine, &auto, true, &format!("So: {call}\n{call}"));
@@ -379,5 +408,38 @@ mod tests {
         assert_eq!(text(&parts), " <thi");
         let (parts, has_calls) = read(&engine, &json!("none"), true, call);
         assert_eq!((text(&parts).as_str(), has_calls), (call, false));
+    }
+
+    #[test]
+    fn calls_without_marks_are_the_whole_of_a_free_answer() {
+        let engine =
+            Engine::open(&tiny(), Store::in_memory(1 << 20), Settings::default(), |_, _| ()).unwrap();
+        let call = "{\"name\": \"f\", \"arguments\": {\"a\": 1}}";
+        let fenced = format!("```json\n{call}\n```");
+        let calls = [(0, "{\"a\": 1}".to_owned()), (1, "{\"a\": 1}".to_owned())];
+        let auto = json!("auto");
+        for bytes in [1, 3, 1000] {
+            let read = |parallel, thinking, has_form, answer: &str| {
+                let reader = reader(&engine, (&auto, parallel), thinking, has_form);
+                let (parts, has_calls) = read_pieces(reader, answer, bytes);
+                assert_eq!(has_calls, !arguments(&parts).is_empty());
+                (text(&parts), arguments(&parts))
+            };
+            let thought = format!("<think>\n{call}\n</think>\n\n");
+            for answer in [call, &fenced] {
+                assert_eq!(read(true, Thinking::None, false, answer), (String::new(), calls[..1].to_vec()));
+                let answer_behind = format!("{thought}{answer}");
+                let (text, found) = read(true, Thinking::Optional, false, &answer_behind);
+                assert_eq!((text.as_str(), &found[..]), (thought.trim_end(), &calls[..1]));
+                // Text behind it, a limit, or a form that holds the answer: no call.
+                let (more, cut) = (format!("{answer}\nSo."), &answer[..answer.len() - 1]);
+                for (answer, has_form) in [(more.as_str(), false), (cut, false), (answer, true)] {
+                    assert_eq!(read(true, Thinking::None, has_form, answer), (answer.to_owned(), Vec::new()));
+                }
+            }
+            let two = format!("{call}\n{call}");
+            assert_eq!(read(true, Thinking::None, false, &two).1, calls);
+            assert_eq!(read(false, Thinking::None, false, &two), (String::new(), calls[..1].to_vec()));
+        }
     }
 }

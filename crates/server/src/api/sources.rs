@@ -9,8 +9,6 @@ use crate::api_error::{ApiError, Result};
 
 /// Chunks that a search finds if the request gives no number.
 const SEARCH_LIMIT: usize = 5;
-/// Most chunks that a search may find.
-const MAX_SEARCH_LIMIT: usize = 64;
 
 /// A document that an answer draws on.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -66,8 +64,7 @@ pub(super) fn sources(
         }
         Some(Documents::List(list)) => listed(finder, list),
         Some(Documents::Search(word)) if word == "search" => {
-            let limit = search_limit.unwrap_or(SEARCH_LIMIT).min(MAX_SEARCH_LIMIT);
-            Ok(finder.searched(question, limit)?)
+            Ok(finder.searched(question, search_limit.unwrap_or(SEARCH_LIMIT))?)
         }
         Some(Documents::Search(word)) => {
             Err(ApiError::field("documents", format!("documents is \"search\" or a list, not {word:?}")))

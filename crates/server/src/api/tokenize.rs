@@ -9,13 +9,16 @@ use utoipa::ToSchema;
 
 use super::extract::Json;
 use super::messages::{ChatMessage, Conversation};
-use super::request::{ChatTemplateKwargs, ToolDefinition, ToolUse, check_model, null_is_default, text_ids};
+use super::request::{
+    ChatTemplateKwargs, ToolDefinition, ToolUse, check_model, null_is_default, read_from_objects, text_ids,
+};
 use crate::api_error::{ApiError, ErrorResponse, Result};
 use crate::app::App;
 use crate::tenant::Tenant;
 
 /// A text to take apart into tokens, or a conversation, which the model's chat template writes first.
 #[derive(Debug, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 pub(super) struct TokenizeRequest {
     /// The model's name as in `/v1/models`.
     model: Option<String>,
@@ -52,11 +55,14 @@ pub(super) struct TokenizeResponse {
 
 /// Tokens to put together.
 #[derive(Debug, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 pub(super) struct DetokenizeRequest {
     /// The model's name as in `/v1/models`.
     model: Option<String>,
     tokens: Vec<u32>,
 }
+
+read_from_objects!(TokenizeRequest, DetokenizeRequest);
 
 /// The text of tokens.
 #[derive(Debug, Serialize, ToSchema)]

@@ -16,12 +16,13 @@ use utoipa::ToSchema;
 
 use super::extract::{HeldBytes, Json, has_type, receive};
 use super::files::{File, Given};
-use super::request::{check_model, fusion_method, null_is_default};
+use super::request::{check_model, fusion_method, null_is_default, read_from_objects};
 use crate::api_error::{ApiError, Result};
 use crate::app::App;
 
 /// One document (`text`, `title`), one file (`file`), or several of both (`documents`).
 #[derive(Debug, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 pub(super) struct AddDocumentsRequest {
     /// Name of the model that the documents are prefilled for, as in `/v1/models`.
     model: Option<String>,
@@ -41,6 +42,7 @@ pub(super) struct AddDocumentsRequest {
 
 /// A document as a text or as a file.
 #[derive(Debug, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 struct TextOrFile {
     /// Title of the document. It replaces the title in a file that holds one document.
     #[serde(default, deserialize_with = "null_is_default")]
@@ -51,6 +53,7 @@ struct TextOrFile {
 
 /// A file of text, Markdown, HTML, PDF, DOCX or JSONL.
 #[derive(Debug, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 struct FileUpload {
     /// Name of the file. Its extension tells the format where the bytes do not, and it is the title of a document that has none.
     name: String,
@@ -59,6 +62,8 @@ struct FileUpload {
     #[schema(value_type = String, format = Byte)]
     data: Vec<u8>,
 }
+
+read_from_objects!(AddDocumentsRequest, TextOrFile, FileUpload);
 
 /// Files as parts of a form, as `curl -F file=@handbook.pdf` sends them.
 #[derive(Debug, Default, ToSchema)]

@@ -7,14 +7,9 @@ import { render } from "./markdown.js";
 const KINDS = [["prefix", "Exact prefix"], ["reused", "Reused"], ["recomputed", "Recomputed"], ["fresh", "Computed"], ["left", "Left out"]];
 
 /// Tokens of a prompt by kind; each counts once.
-function account({ prompt_tokens: all, document_tokens: documents, prefix_tokens: prefix, cached_tokens: cached, recomputed_tokens: again, kept_tokens: kept }) {
-  const read = cached - prefix;
+function account({ prompt_tokens: all, prefix_tokens: prefix, cached_tokens: cached, reused_tokens: reused, recomputed_tokens: again, left_out_tokens: left }) {
   // What was computed although no chunk was read was not computed again.
-  const recomputed = read ? again : 0;
-  // A method that reads a part of the documents leaves the rest out.
-  const left = read && read < documents ? all - kept : 0;
-  // Some methods read at one layer what they recompute at another.
-  const reused = prefix + read + recomputed + left > all ? Math.max(0, read - recomputed) : read;
+  const recomputed = cached > prefix ? again : 0;
   return { prefix, reused, recomputed, fresh: all - prefix - reused - recomputed - left, left };
 }
 
@@ -60,7 +55,7 @@ export class Answer {
   static of(saved) {
     const answer = Object.assign(new Answer(saved.method, saved.note), saved);
     answer.say("");
-    answer.finish(answer.end || (answer.result ? "" : "Stopped."));
+    answer.finish(answer.end || (answer.result ? "" : answer.asked ? "Stopped." : "Not asked."));
     answer.show();
     return answer;
   }
@@ -88,6 +83,8 @@ export class Answer {
       }
       if (!this.said && !this.end) this.finish("The model ended its answer at once, without text.");
     } catch (error) {
+      // A page that is left loses its connections first: it is gone before it would blame the server.
+      if (error.lost) await new Promise((resume) => setTimeout(resume, 1000));
       if (error.code === "not_found") {
         const [which, then] = same ? ["of the earlier turns ", "choose others under “From”"] : ["", "look at “From”, and ask again"];
         error.message = `A document ${which}was removed: ${then}.`;

@@ -29,7 +29,13 @@ export const choose = (from) => {
 };
 
 /// What the page calls the fields of a request that the server's errors name.
-const WORDS = [["a lower max_tokens", "a lower “At most”"], ["bound the cache with refrain.evict", "choose a “Cache” that holds less"]];
+const WORDS = [
+  ["send fewer documents or messages", "tick fewer documents or begin a new conversation"],
+  ['send fewer, or let a search choose parts of them ("documents": "search"; a lower refrain.search finds fewer)', "tick fewer, or choose “what a search finds”"],
+  ["max_tokens is too large", "“At most” is too large"],
+  ["a lower max_tokens", "a lower “At most”"],
+  ["bound the cache with refrain.evict", "choose a “Cache” that holds less"],
+];
 
 /// The error of a response or of an event. That of a proxy has another shape, or none.
 export function fault(error, status) {

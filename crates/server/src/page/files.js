@@ -14,7 +14,7 @@ let most = Infinity;
 
 const isAdding = () => stop !== null;
 /// Whether an error would meet the documents that wait as well: connection, key, queue, server or room.
-const meetsAll = ({ lost, status, code }) => lost || [401, 429, 503, 507].includes(status) || code === "document_quota_exceeded";
+const meetsAll = ({ lost, status, code }) => lost || [401, 429, 503, 507].includes(status) || ["document_quota_exceeded", "disk_full"].includes(code);
 /// Whether something is lost when the page is left.
 export const wouldLose = () => isAdding() || drafts.length > 0;
 export const limit = (bytes) => { most = bytes ?? Infinity; };

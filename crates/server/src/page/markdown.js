@@ -5,12 +5,18 @@ import { make } from "./common.js";
 const FENCE = /^ {0,3}(`{3,}|~{3,})/;
 const HEADING = /^ {0,3}(#{1,6})\s+/;
 const ITEM = /^(\s*)(?:[-*+]|(\d{1,9})[.)])\s+/;
+const TASK = /^\[([ xX])\]\s+/;
+const QUOTE = /^ {0,3}> ?/;
+/// A line between sections. It may look like an item, and is none.
+const BREAK = /^ {0,3}([-*_])(?:[ \t]*\1){2,}[ \t]*$/;
+/// The line below a table's head.
 const RULE = /^ {0,3}\|?(?: *:?-+:? *\|)+(?: *:?-+:?)? *$/;
-/// Lists inside each other, at most: what lies deeper stays text.
+/// Lists and quotes inside each other, at most: what lies deeper stays text.
 const MOST_DEPTH = 8;
 
-/// Escaped marks, code, emphasis by stars or underscores, and links. Brackets keep their backslash: with it they enclose formulas. Emphasis of
-/// one strength may hold the other.
+/// Escaped marks, code, emphasis by stars or underscores, what is struck out, links with and without a label, and the line break of HTML, which
+/// cells have no other for. Brackets keep their backslash: with it they enclose formulas. Emphasis of one strength may hold the other. Images are
+/// links: the page loads nothing from elsewhere. A bare address ends before the punctuation of its sentence.
 const INLINE = new RegExp([
   /\\(?<mark>[`*_#+|~<>-])/,
   /(?<ticks>`{1,2})(?!`)(?<code>.+?)(?<!`)\k<ticks>(?!`)/,
@@ -18,27 +24,36 @@ const INLINE = new RegExp([
   /\*{2}(?![\s*])(?<strong>(?:\\.|[^*\n\\]|\*(?![\s*])[^*\n]+\*)+?)(?<!\s)\*{2}(?!\*)/,
   /\*(?![\s*])(?<em>(?:\\.|[^*\n\\]|\*{2}(?![\s*])[^*\n]+\*{2})+?)(?<!\s)\*(?!\*)/,
   /(?<!\w)(?<lines>_{1,3})(?![\s_])(?<underlined>[^_\n]+?)(?<!\s)\k<lines>(?!\w)/,
-  /\[(?<label>[^[\]\n]+)\]\((?<href>https?:\/\/(?:[^\s()<>]|\([^\s()<>]*\))+)\)/,
+  /~~(?![\s~])(?<struck>[^~\n]+?)(?<!\s)~~(?!~)/,
+  /!?\[(?<label>[^[\]\n]*)\]\((?<href>https?:\/\/(?:[^\s()<>]|\([^\s()<>]*\))+)(?: +"[^"\n]*")?\)/,
+  /<(?<enclosed>https?:\/\/[^\s<>]+)>/,
+  /(?<!\w)(?<bare>https?:\/\/(?:[^\s()[\]<>`"“”、。，]|\([^\s()<>]*\))*(?:[^\s()[\]<>`"“”、。，.,:;!?'*_~]|\([^\s()<>]*\)))/,
+  /(?<newline><[bB][rR] ?\/?>)/,
 ].map(({ source }) => source).join("|"), "g");
 
-const emphasised = (strength, text) =>
-  strength === 1 ? make("em", {}, ...inline(text)) : make("strong", {}, ...(strength === 3 ? [emphasised(1, text)] : inline(text)));
+const emphasised = (strength, text, isLink) =>
+  strength === 1 ? make("em", {}, ...inline(text, isLink)) : make("strong", {}, ...(strength === 3 ? [emphasised(1, text, isLink)] : inline(text, isLink)));
 
-function inline(text) {
+/// A text as nodes. Within a link there are no further ones.
+function inline(text, isLink = false) {
   const nodes = [];
   let end = 0;
-  for (const { 0: whole, index, groups: { mark, code, both, strong, em, lines, underlined, label, href } } of text.matchAll(INLINE)) {
+  for (const { 0: whole, index, groups } of text.matchAll(INLINE)) {
+    const { mark, code, both, strong, em, lines, underlined, struck, label, href = groups.enclosed ?? groups.bare, newline } = groups;
     nodes.push(text.slice(end, index));
     end = index + whole.length;
     if (mark) nodes.push(mark);
     else if (code) nodes.push(make("code", { textContent: code }));
-    else if (href) nodes.push(make("a", { href, title: href, target: "_blank", rel: "noopener noreferrer" }, ...inline(label)));
-    else nodes.push(emphasised(lines?.length ?? (both ? 3 : strong ? 2 : 1), underlined ?? both ?? strong ?? em));
+    else if (newline) nodes.push(make("br"));
+    else if (struck) nodes.push(make("del", {}, ...inline(struck, isLink)));
+    else if (href && isLink) nodes.push(href);
+    else if (href) nodes.push(make("a", { href, title: href, target: "_blank", rel: "noopener noreferrer" }, ...(label ? inline(label, true) : [href])));
+    else nodes.push(emphasised(lines?.length ?? (both ? 3 : strong ? 2 : 1), underlined ?? both ?? strong ?? em, isLink));
   }
   return [...nodes, text.slice(end)].filter((node) => node !== "");
 }
 
-/// The lines of a text in blocks: code, headings, lists, tables and paragraphs.
+/// The lines of a text in blocks: code, headings, lines between sections, quotes, lists, tables and paragraphs.
 function blocks(text) {
   const lines = text.split("\n");
   const found = [];
@@ -47,20 +62,22 @@ function blocks(text) {
     const start = at++;
     const first = lines[start];
     if (!first.trim()) continue;
-    const [fence, item] = [first.match(FENCE)?.[1], first.match(ITEM)];
+    const [fence, item] = [first.match(FENCE)?.[1], BREAK.test(first) ? null : first.match(ITEM)];
     if (fence) {
       while (at < lines.length && !(lines[at].trim().startsWith(fence) && !lines[at].trim().replaceAll(fence[0], ""))) at++;
       at++;
+    } else if (QUOTE.test(first)) {
+      while (is(QUOTE, at)) at++;
     } else if (item) {
       const goesOn = (line) => {
         const next = line.match(ITEM);
-        return next ? next[1].length > item[1].length || !next[2] === !item[2] : /^\s+\S/.test(line);
+        return next ? !BREAK.test(line) && (next[1].length > item[1].length || !next[2] === !item[2]) : /^\s+\S/.test(line);
       };
       while (at < lines.length && goesOn(lines[at].trim() ? lines[at] : lines[at + 1] ?? "")) at++;
     } else if (first.includes("|") && is(RULE, at)) {
       while (is(/\|/, at)) at++;
-    } else if (!HEADING.test(first)) {
-      while (is(/\S/, at) && ![FENCE, HEADING, ITEM].some((kind) => is(kind, at)) && !is(RULE, at + 1)) at++;
+    } else if (!HEADING.test(first) && !BREAK.test(first)) {
+      while (is(/\S/, at) && ![FENCE, HEADING, BREAK, QUOTE, ITEM].some((kind) => is(kind, at)) && !is(RULE, at + 1)) at++;
     }
     found.push(lines.slice(start, at).join("\n"));
   }
@@ -78,20 +95,26 @@ function list(lines, depth) {
       items.push([line.slice(width)]);
     } else items.at(-1).push(line.slice(Math.min(width, line.search(/\S|$/))));
   }
-  const nodes = items.map((item) => make("li", {}, ...blocks(item.join("\n")).flatMap((source, i) => {
-    const node = block(source, depth + 1);
-    return i === 0 && node.localName === "p" ? [...node.childNodes] : node;
-  })));
+  const nodes = items.map(([first, ...more]) => {
+    const task = first.match(TASK);
+    const content = blocks([task ? first.slice(task[0].length) : first, ...more].join("\n")).flatMap((source, i) => {
+      const node = block(source, depth + 1);
+      return i === 0 && node.localName === "p" ? [...node.childNodes] : node;
+    });
+    return task ? make("li", { className: "task" }, task[1] === " " ? "☐ " : "☑ ", ...content) : make("li", {}, ...content);
+  });
   return number ? make("ol", { dir: "auto", start: number }, ...nodes) : make("ul", { dir: "auto" }, ...nodes);
 }
 
 /// The cells of a table's line. Bars are part of a cell where they are escaped, or within code.
 const cells = (line) => line.trim().replace(/^\||(?<!\\)\|$/g, "")
   .replace(/\\.|`[^`]+`|\|/g, (part) => part === "|" ? "\n" : part).split("\n")
-  .map((cell) => inline(cell.trim().replaceAll("\\|", "|")));
+  .map((cell) => cell.trim().replaceAll("\\|", "|"));
 
-function table([head, , ...rows]) {
-  const row = (line, tag, more) => make("tr", {}, ...cells(line).map((cell) => make(tag, more, ...cell)));
+function table([head, rule, ...rows]) {
+  // Colons say to which side a column goes.
+  const sides = cells(rule).map((cell) => cell.endsWith(":") ? { className: cell.startsWith(":") ? "center" : "right" } : {});
+  const row = (line, tag, more) => make("tr", {}, ...cells(line).map((cell, i) => make(tag, { ...more, ...sides[i] }, ...inline(cell))));
   const inner = make("table", { dir: "auto" }, make("thead", {}, row(head, "th", { scope: "col" })), make("tbody", {}, ...rows.map((line) => row(line, "td"))));
   return scrolls(make("div", {}, inner), "Table");
 }
@@ -112,6 +135,11 @@ function block(source, depth) {
   }
   // The page's own headings go to the fourth level.
   if (heading) return make(heading[1].length === 1 ? "h5" : "h6", { dir: "auto" }, ...inline(source.slice(heading[0].length)));
+  if (BREAK.test(lines[0])) return make("hr");
+  if (QUOTE.test(lines[0]) && depth < MOST_DEPTH) {
+    const quoted = lines.map((line) => line.replace(QUOTE, "")).join("\n");
+    return make("blockquote", { dir: "auto" }, ...blocks(quoted).map((source) => block(source, depth + 1)));
+  }
   if (ITEM.test(lines[0]) && depth < MOST_DEPTH) return list(lines, depth);
   if (lines.length > 1 && lines[0].includes("|") && RULE.test(lines[1])) return table(lines);
   return make("p", { dir: "auto" }, ...inline(source));

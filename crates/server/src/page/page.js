@@ -1,6 +1,6 @@
 // The playground: documents, and a conversation in which methods answer side by side. It speaks to the same routes as any client.
 
-import { $, choose, make, read, tell } from "./common.js";
+import { $, choose, complain, make, read, tell } from "./common.js";
 import { isAnswering, restore, submit, turns } from "./conversation.js";
 import { chosen, clear, showDocuments, tick } from "./documents.js";
 import { limit, wouldLose } from "./files.js";
@@ -50,6 +50,16 @@ function policy() {
   if (name === own.name && (name === "full" || capacity === own.capacity)) return own.text;
   return name === "full" ? name : { name, capacity };
 }
+
+/// Capacities of the policies as the server offers them, its own policy's among them, and the policy that was chosen last.
+const usual = new Map();
+let chosenPolicy = "";
+/// Puts the capacity of a policy that is chosen into its field, unless another number stands there than the one before had.
+function followPolicy() {
+  if (Number($("capacity").value) === usual.get(chosenPolicy)) $("capacity").value = usual.get($("evict").value);
+  chosenPolicy = $("evict").value;
+}
+$("evict").onchange = followPolicy;
 
 /// The settings of the next answers; none where one is missing.
 function settings() {
@@ -102,14 +112,17 @@ async function offer(options) {
   $("methods").append(...methods.map(box));
   $("evict").append(...policies.map(({ name, description }) => make("option", { value: name, textContent: name, title: description })));
   const name = text.split(":")[0];
+  for (const policy of policies) usual.set(policy.name, policy.options.find((option) => option.name === "capacity")?.default ?? 512);
   // The text leaves out options that have their defaults.
-  const unsaid = policies.find((policy) => policy.name === name)?.options.find((option) => option.name === "capacity")?.default ?? 512;
-  own = { text, name, capacity: Number(text.match(/[:,]capacity=(\d+)/)?.[1] ?? unsaid) };
+  own = { text, name, capacity: Number(text.match(/[:,]capacity=(\d+)/)?.[1] ?? usual.get(name)) };
+  usual.set(name, own.capacity);
   // The prompt needs most of a short context.
   const fields = { evict: name, capacity: own.capacity, tokens: Math.min(512, model.max_model_len >> 2) };
   put({ ...fields, ...kept.made.fields });
   // Another server may have other policies.
   if (!$("evict").value) put(fields);
+  chosenPolicy = $("evict").value;
+  $("tokens").max = model.max_model_len;
   limit(model.refrain.max_body_bytes);
   $("model").textContent = `${model.id}, context of ${model.max_model_len} tokens; ${model.refrain.method} (${model.refrain.method_reason})`;
 }
@@ -136,11 +149,14 @@ async function begin(options) {
 /// Lists the documents anew, without being asked to: another window, or another program, may have changed them.
 const look = () => isListed ? showDocuments({ inBackground: true }).catch(() => {}) : begin({ inBackground: true });
 document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
+// A window beside others is never hidden.
+window.addEventListener("focus", look);
 window.addEventListener("online", look);
 $("access-form").onsubmit = (event) => event.preventDefault();
 $("key").onchange = () => {
   kept.made = made();
   isListed = false;
+  complain();
   $("methods").querySelectorAll("label").forEach((label) => label.remove());
   $("evict").replaceChildren();
   clear();

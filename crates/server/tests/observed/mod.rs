@@ -22,3 +22,16 @@ async fn requests_are_counted_by_the_status_of_their_responses() {
     counts.sort_unstable();
     assert_eq!(counts, [r#"{status="200"} 1"#, r#"{status="404"} 1"#, r#"{status="499"} 1"#]);
 }
+
+/// The head of the stream has status 200.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_streamed_ingest_that_cannot_be_stored_counts_as_failed() {
+    let folder = tempfile::tempdir().unwrap();
+    let router = router(app(|options| options.folder = Some(folder.path().to_owned())));
+    std::fs::rename(folder.path().join("documents.redb"), folder.path().join("moved")).unwrap();
+    let body = json!({ "stream": true, "documents": [{ "text": "A bolt." }] });
+    let events = events(ask(&router, "POST", "/v1/documents", None, body).await).await;
+    assert!(events.iter().any(|event| event["error"]["type"] == "server_error"), "{events:?}");
+    let metrics = metrics_of(&router).await;
+    assert!(metrics.contains(r#"refrain_request_failed_total{code="server_error"} 1"#), "{metrics}");
+}

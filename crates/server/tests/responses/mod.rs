@@ -150,7 +150,12 @@ async fn a_response_calls_functions_and_follows_formats() {
     assert!(longer > whole["usage"]["input_tokens"].as_u64().unwrap() + 20);
     let named = json!({ "tools": functions(), "tool_choice": { "type": "function", "name": "count_spokes" }, "max_output_tokens": 100 });
     assert_eq!(post(&router, PATH, asked(named)).await["output"][0]["name"], "count_spokes");
-    let schema = json!({ "type": "object", "properties": { "tight": { "type": "boolean" } }, "required": ["tight"], "additionalProperties": false });
+    let allowed = json!({ "type": "allowed_tools", "mode": "required", "tools": [{ "type": "function", "name": "count_spokes" }] });
+    let more = json!({ "tools": functions(), "tool_choice": allowed, "parallel_tool_calls": false, "max_output_tokens": 100 });
+    let answer = post(&router, PATH, asked(more)).await;
+    assert_eq!((&answer["output"][0]["name"], &answer["tool_choice"]), (&json!("count_spokes"), &allowed));
+    let schema =
+        json!({ "type": "object", "properties": { "tight": { "type": "boolean" } }, "required": ["tight"] });
     let format =
         json!({ "format": { "type": "json_schema", "name": "x", "strict": true, "schema": schema } });
     let answer = post(&router, PATH, asked(json!({ "text": format, "max_output_tokens": 40 }))).await;
@@ -188,7 +193,9 @@ async fn what_a_response_does_not_take_is_refused_by_name() {
             "text.format",
         ),
         (json!({ "model": "gpt-4o" }), "model"),
-        (json!({ "stream": true, "max_output_tokens": 90_000 }), "input"),
+        (json!({ "stream": true, "max_output_tokens": 90_000 }), "max_output_tokens"),
+        (json!({ "tools": [["function", "torque"]] }), "tools[0]"),
+        (json!({ "text": { "format": ["text"] } }), "text.format"),
     ] {
         let (status, error) = refused(ask(&router, "POST", PATH, None, asked(more.clone())).await).await;
         assert_eq!((status / 100, &error["param"]), (4, &json!(param)), "{more} {error}");

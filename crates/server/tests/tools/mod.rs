@@ -234,6 +234,17 @@ async fn answers_may_call_tools() {
                 assert!(serde_json::from_str::<Value>(text).unwrap()["tight"].is_boolean());
             }
         }
+        // An answer of the format stays text where it reads as a call without marks.
+        let call = json!({ "name": "torque", "arguments": {} });
+        let schema = json!({ "type": "object", "properties": { "name": { "const": "torque" }, "arguments": { "type": "object", "properties": {}, "additionalProperties": false } }, "required": ["name", "arguments"], "additionalProperties": false });
+        let brace = first("{").await;
+        let body = asked(json!({
+            "response_format": { "type": "json_schema", "json_schema": { "name": "x", "schema": schema } },
+            "logit_bias": { brace: 30 }, "temperature": 0.5, "seed": 1, "max_tokens": 1000,
+        }));
+        let message = post(&router, PATH, body).await["choices"][0]["message"].clone();
+        let text = message["content"].as_str().unwrap();
+        assert_eq!(serde_json::from_str::<Value>(text).unwrap(), call);
     }
 }
 
@@ -264,6 +275,28 @@ async fn tools_stand_in_the_prompt_unless_none_may_be_called() {
             post(&router, PATH, body).await["usage"]["prompt_tokens"].as_u64().unwrap()
                 > taken["count"].as_u64().unwrap() + 30
         );
+    }
+}
+
+/// A tool without parameters, or with none, is called without arguments, and others with those that they name.
+#[tokio::test]
+async fn calls_have_the_arguments_of_their_tools_alone() {
+    let router = server_with(None, "<|im_start|>");
+    let quote = json!({ "prompt": "\"", "add_special_tokens": false });
+    let quote = post(&router, "/tokenize", quote).await["tokens"][0].to_string();
+    let bolt =
+        json!({ "type": "object", "properties": { "bolt": { "enum": ["stem"] } }, "required": ["bolt"] });
+    for (parameters, arguments) in [
+        (Value::Null, "{}"),
+        (json!({ "type": "object", "properties": {} }), "{}"),
+        (bolt, "{\"bolt\": \"stem\"}"),
+    ] {
+        let tool = json!({ "type": "function", "function": { "name": "now", "parameters": parameters } });
+        let named = json!({ "type": "function", "function": { "name": "now" } });
+        // A quotation mark begins a further argument.
+        let more = json!({ "tools": [tool], "tool_choice": named, "logit_bias": { quote.clone(): 30 } });
+        let call = post(&router, PATH, asked(more)).await["choices"][0]["message"]["tool_calls"][0].clone();
+        assert_eq!(call["function"]["arguments"], arguments);
     }
 }
 

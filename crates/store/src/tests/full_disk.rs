@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 
 use tempfile::{TempDir, tempdir};
 
+use super::limits::later;
 use super::store::{files, stored};
 use super::{content, numbered};
 use crate::file_names::INDEX;
@@ -100,4 +101,37 @@ fn without_room_for_an_index_nothing_is_stored() {
     let store = Store::open(disk.path().join("chunks"), Limits::memory(1 << 20)).unwrap();
     stored(store.put(numbered(1, 50)).unwrap());
     assert!(disk.path().join("chunks").join(INDEX).exists());
+}
+
+/// Documents are in the folder as well, and chunks can be computed again.
+#[test]
+fn a_write_beside_the_chunks_has_room_made_by_the_least_recently_used() {
+    let dir = tempdir().unwrap();
+    let store = Store::open(dir.path(), Limits::memory(0)).unwrap();
+    let chunks: Vec<_> = (1..=4).map(|n| numbered(n, 50)).collect();
+    for chunk in &chunks {
+        stored(store.put(chunk.clone()).unwrap());
+        later();
+    }
+    store.pin(&[chunks[0].key()], true).unwrap();
+    let there = || chunks.iter().map(|chunk| store.contains(chunk.id())).collect::<Vec<_>>();
+    // The outcome of a write that fails so often, and how often it was tried.
+    let write = |bytes: u64, failures: usize, failure: &'static str| {
+        let mut tries = 0;
+        let write = || {
+            tries += 1;
+            if tries > failures { Ok(()) } else { Err(failure) }
+        };
+        let outcome = store.write_beside(bytes, write, |error| *error == "full");
+        (outcome, tries)
+    };
+    assert_eq!(write(1, 0, "full"), (Ok(()), 1));
+    assert_eq!(write(1, 1, "broken"), (Err("broken"), 1));
+    assert_eq!(there(), [true; 4]);
+    assert_eq!(write(1, 1, "full"), (Ok(()), 2));
+    assert_eq!(there(), [true, false, true, true]);
+    assert_eq!(write(u64::MAX, 2, "full"), (Err("full"), 2));
+    assert_eq!(there(), [true, false, false, false]);
+    assert_eq!(write(1, 2, "full"), (Err("full"), 1), "nothing is left that may go");
+    assert_eq!(store.evicted(), 3);
 }

@@ -42,7 +42,7 @@ fn sorted(chunks: &[&Chunk]) -> Vec<ChunkKey> {
 }
 
 /// Uses have a millisecond's precision.
-fn later() {
+pub(super) fn later() {
     std::thread::sleep(Duration::from_millis(3));
 }
 

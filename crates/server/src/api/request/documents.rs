@@ -9,7 +9,12 @@ use utoipa::ToSchema;
 use utoipa::openapi::Ref;
 
 use super::null::null_is_default;
+use super::numbers::whole_number;
+use super::objects::read_from_objects;
 use crate::api_error::{ApiError, Result};
+
+/// Most chunks that a search may find.
+const MAX_SEARCH_LIMIT: usize = 64;
 
 /// The documents to answer from.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -53,12 +58,15 @@ pub(crate) enum DocumentReference {
 
 /// A document as a text.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 pub(crate) struct DocumentText {
     #[serde(default, deserialize_with = "null_is_default")]
     pub(crate) title: String,
     #[schema(min_length = 1)]
     pub(crate) text: String,
 }
+
+read_from_objects!(DocumentText);
 
 impl From<DocumentText> for Document {
     fn from(document: DocumentText) -> Document {
@@ -79,8 +87,8 @@ pub(crate) struct RefrainOptions {
     pub(crate) explain: Explain,
     /// Most chunks that a search finds. A method that needs whole documents gets those that the chunks belong to, as many as
     /// fit into the context.
-    #[serde(default)]
-    #[schema(maximum = 64, default = 5)]
+    #[serde(default, deserialize_with = "whole_number")]
+    #[schema(minimum = 1, maximum = 64, default = 5)]
     pub(crate) search: Option<usize>,
     /// Unknown fields, which are refused.
     #[serde(flatten)]
@@ -126,8 +134,12 @@ impl Explain {
 }
 
 impl RefrainOptions {
-    /// Refuses unknown fields. An option that is written beside its method would have no effect.
+    /// Refuses unknown fields, and a search for no chunk or too many. An option that is written beside its method would have no effect.
     pub(super) fn check(&self) -> Result<()> {
+        if self.search.is_some_and(|limit| !(1..=MAX_SEARCH_LIMIT).contains(&limit)) {
+            let message = format!("refrain.search is 1 to {MAX_SEARCH_LIMIT}");
+            return Err(ApiError::field("refrain.search", message));
+        }
         let Some(name) = self.unknown.keys().next() else { return Ok(()) };
         let message = format!(
             "refrain.{name} is not known: method, evict, explain, search; an option stands with its method, as in \

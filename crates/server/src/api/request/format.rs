@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use refrain::engine::StructuredOutput;
+use refrain::engine::{StructuredOutput, with_closed_objects};
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, OneOfBuilder, Schema, Type};
 
+use super::objects::read_from_objects;
 use crate::api_error::{ApiError, Result};
 
 /// Schema of `logprobs`, which is read as any value so that a wrong one gets a clear error.
@@ -25,7 +26,7 @@ fn schema_or_text() -> Schema {
 
 /// The form that the answer is held to.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(remote = "Self", tag = "type", rename_all = "snake_case")]
 pub(crate) enum ResponseFormat {
     /// Any text.
     Text,
@@ -58,6 +59,9 @@ impl ResponseFormat {
         match self {
             ResponseFormat::Text => Ok(None),
             ResponseFormat::JsonObject { schema } => Ok(Some(of_schema(schema))),
+            ResponseFormat::JsonSchema { json_schema: Some(named), .. } if named.strict == Some(true) => {
+                Ok(Some(of_schema(&named.schema.clone().map(with_closed_objects))))
+            }
             ResponseFormat::JsonSchema { json_schema: Some(named), .. } => Ok(Some(of_schema(&named.schema))),
             ResponseFormat::JsonSchema { json_schema: None, schema: schema @ Some(_) } => {
                 Ok(Some(of_schema(schema)))
@@ -71,13 +75,14 @@ impl ResponseFormat {
 
 /// A JSON schema with a name. The answer is always of the schema, `strict` or not.
 #[derive(Debug, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 pub(crate) struct NamedSchema {
     /// Has no effect.
     #[serde(default, rename = "name")]
     _name: Option<String>,
-    /// Has no effect.
-    #[serde(default, rename = "strict")]
-    _strict: Option<bool>,
+    /// Whether objects that name their `properties`, and do not say whether there may be others, have no others.
+    #[serde(default)]
+    strict: Option<bool>,
     /// Has no effect.
     #[serde(default, rename = "description")]
     _description: Option<String>,
@@ -86,9 +91,11 @@ pub(crate) struct NamedSchema {
     schema: Option<Value>,
 }
 
+read_from_objects!(ResponseFormat, NamedSchema);
+
 impl NamedSchema {
-    pub(in crate::api) fn of(schema: Value) -> NamedSchema {
-        NamedSchema { _name: None, _strict: None, _description: None, schema: Some(schema) }
+    pub(in crate::api) fn of(schema: Value, strict: Option<bool>) -> NamedSchema {
+        NamedSchema { _name: None, strict, _description: None, schema: Some(schema) }
     }
 }
 

@@ -3,6 +3,8 @@
 mod documents;
 mod format;
 mod null;
+mod numbers;
+mod objects;
 mod prompt;
 mod sampling;
 mod tools;
@@ -19,6 +21,8 @@ pub(super) use self::documents::{
 pub(super) use self::format::{NamedSchema, ResponseFormat};
 use self::format::{StructuredOutputs, logprobs_schema};
 pub(super) use self::null::null_is_default;
+pub(super) use self::numbers::whole_number;
+pub(super) use self::objects::{ObjectDeserializer, read_from_objects, write_as_derived};
 use self::prompt::Prompts;
 pub(super) use self::prompt::{Continued, text_ids};
 pub(super) use self::tools::{
@@ -35,6 +39,7 @@ const MAX_ANSWERS_TO_ALL: usize = 128;
 /// A request for an answer: to `messages` in a chat, or to a `prompt`. Unknown fields are ignored. OpenAI's fields that are
 /// not supported, such as `audio`, are refused by name.
 #[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 pub(crate) struct CompletionRequest {
     /// The model's name as in `/v1/models`.
     #[serde(default)]
@@ -58,15 +63,19 @@ pub(crate) struct CompletionRequest {
     #[serde(default)]
     stream_options: Option<StreamOptions>,
     /// Most tokens of the answer; by default, and where it is -1, what the context and the server's memory leave.
+    #[serde(default, deserialize_with = "whole_number")]
     #[schema(minimum = -1)]
     max_tokens: Option<i64>,
     /// Goes before `max_tokens`.
+    #[serde(default, deserialize_with = "whole_number")]
     #[schema(minimum = -1)]
     pub(super) max_completion_tokens: Option<i64>,
     /// The name that llama.cpp has for `max_tokens`, which goes before it.
+    #[serde(default, deserialize_with = "whole_number")]
     #[schema(minimum = -1)]
     n_predict: Option<i64>,
     /// Tokens before which nothing ends the answer.
+    #[serde(default, deserialize_with = "whole_number")]
     min_tokens: Option<usize>,
     /// Whether the answer goes on behind the model's end of text, to `max_tokens` or a stop text. Not together with a form, or calls, that the
     /// answer is held to.
@@ -79,6 +88,7 @@ pub(crate) struct CompletionRequest {
     #[schema(minimum = 0, maximum = 1, default = 1)]
     pub(super) top_p: Option<f32>,
     /// -1 and 0 keep all tokens.
+    #[serde(default, deserialize_with = "whole_number")]
     #[schema(minimum = -1, default = 0)]
     top_k: Option<i64>,
     #[schema(minimum = 0, maximum = 1, default = 0)]
@@ -94,6 +104,7 @@ pub(crate) struct CompletionRequest {
     /// Is added to the logits of tokens; the keys are ids of tokens, the values -100 to 100.
     logit_bias: Option<BTreeMap<String, f32>>,
     /// Answers to a prompt. Each after the first has a seed one higher than the one before.
+    #[serde(default, deserialize_with = "whole_number")]
     #[schema(minimum = 1, maximum = 16, default = 1)]
     n: Option<usize>,
     /// In a completion, whether the answer begins with the prompt. Not together with `logprobs`.
@@ -103,7 +114,8 @@ pub(crate) struct CompletionRequest {
     #[serde(default)]
     pub(super) tools: Option<Vec<ToolDefinition>>,
     /// `none` leaves the tools out of the prompt, `auto` leaves it to the model whether it calls one, `required` makes the answer calls,
-    /// and `{"type": "function", "function": {"name"}}` a call of this function.
+    /// `{"type": "function", "function": {"name"}}` a call of this function, and `{"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}` is
+    /// `auto` or `required` with these tools alone.
     #[schema(schema_with = tool_choice_schema)]
     pub(super) tool_choice: Option<Value>,
     /// Whether an answer may have several calls.
@@ -121,12 +133,14 @@ pub(crate) struct CompletionRequest {
     /// With a seed a request has one answer, whatever else is computed, as long as it finds the same in the prefix cache: what is taken over
     /// from there may round otherwise, and a further turn that finds nothing has its documents repaired for its own question. Without a
     /// seed, or with -1, a random one is drawn where `temperature` is above 0, and the answer's `refrain.seed` tells it.
+    #[serde(default, deserialize_with = "whole_number")]
     pub(super) seed: Option<i64>,
     stop: Option<OneOrMany>,
     /// In a chat, whether to give the log probabilities of tokens; in a completion, of how many alternatives.
     #[schema(schema_with = logprobs_schema)]
     logprobs: Option<Value>,
     /// Number of alternatives to each token of a chat.
+    #[serde(default, deserialize_with = "whole_number")]
     #[schema(maximum = 20)]
     top_logprobs: Option<usize>,
     // Fields of OpenAI, vLLM and llama.cpp that are refused, unless their value asks for nothing.
@@ -198,6 +212,7 @@ impl ChatTemplateKwargs {
 }
 
 #[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 struct StreamOptions {
     /// Whether a stream ends with the usage of tokens.
     #[serde(default, deserialize_with = "null_is_default")]
@@ -210,6 +225,8 @@ enum OneOrMany {
     One(String),
     Many(Vec<String>),
 }
+
+read_from_objects!(CompletionRequest, StreamOptions);
 
 /// Refuses a request that names another model than the one that is `served`.
 pub(crate) fn check_model(named: Option<&str>, served: &str) -> Result<()> {
@@ -352,18 +369,27 @@ impl CompletionRequest {
         Ok(echo)
     }
 
-    /// The number of tokens that the request asks for. -1 asks for none, as in llama.cpp.
-    ///
-    /// # Errors
-    /// If it is 0, or negative otherwise.
-    pub(crate) fn max_tokens(&self) -> Result<Option<usize>> {
+    /// The field that says how many tokens the request asks for, or else would.
+    pub(crate) fn max_tokens_field(&self) -> &'static str {
+        self.given_max_tokens().map_or("max_tokens", |(name, _)| name)
+    }
+
+    fn given_max_tokens(&self) -> Option<(&'static str, i64)> {
         let fields = [
             ("max_completion_tokens", self.max_completion_tokens),
             ("max_tokens", self.max_tokens),
             ("n_predict", self.n_predict),
         ];
         let mut given = fields.into_iter().filter_map(|(name, tokens)| Some((name, tokens?)));
-        let Some((name, tokens)) = given.find(|(_, tokens)| *tokens != -1) else { return Ok(None) };
+        given.find(|(_, tokens)| *tokens != -1)
+    }
+
+    /// The number of tokens that the request asks for. -1 asks for none, as in llama.cpp.
+    ///
+    /// # Errors
+    /// If it is 0, or negative otherwise.
+    pub(crate) fn max_tokens(&self) -> Result<Option<usize>> {
+        let Some((name, tokens)) = self.given_max_tokens() else { return Ok(None) };
         match usize::try_from(tokens) {
             Ok(tokens) if tokens > 0 => Ok(Some(tokens)),
             _ => Err(ApiError::field(
@@ -391,7 +417,7 @@ mod tests {
             r#"{"model": "m", "temperature": null, "whatever": {"x": 1}, "messages": [
                 {"role": "system", "content": "Be brief."},
                 {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-                {"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}]}"#,
+                {"role": "assistant", "content": [{"type": "refusal", "refusal": "c"}]}, {"role": "user", "content": "d"}]}"#,
         );
         request.check("m").unwrap();
         let conversation = request.conversation().unwrap();
@@ -467,6 +493,10 @@ mod tests {
             (r#"{"messages": [{"role": "user"}]}"#, "messages[0].content"),
             (
                 r#"{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}"#,
+                "messages[0].content",
+            ),
+            (
+                r#"{"messages": [{"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}]}"#,
                 "messages[0].content",
             ),
         ] {
@@ -577,5 +607,11 @@ mod tests {
         let error = beside.check("m").unwrap_err();
         assert_eq!(error.param.as_deref(), Some("refrain.ratio"));
         assert!(error.message.contains("stands with its method"), "{}", error.message);
+        for (limit, is_right) in [(0, false), (1, true), (64, true), (65, false)] {
+            let searching = json!({ "refrain": { "search": limit } });
+            let searching: CompletionRequest = serde_json::from_value(searching).unwrap();
+            let refused = searching.check("m").err().and_then(|error| error.param);
+            assert_eq!(refused.as_deref(), (!is_right).then_some("refrain.search"), "{limit}");
+        }
     }
 }

@@ -6,6 +6,7 @@ use refrain::engine::{Sampling, StructuredOutput};
 use serde_json::Value;
 
 use super::format::{ResponseFormat, StructuredOutputs};
+use super::numbers::whole;
 use super::{CompletionRequest, OneOrMany};
 use crate::api_error::{ApiError, Result};
 
@@ -96,11 +97,8 @@ impl CompletionRequest {
                 if top <= MAX_TOP_LOGPROBS { Ok(Some(top)) } else { Err(wrong("top_logprobs")) }
             }
             Some(Value::Number(top)) => {
-                let top = top
-                    .as_u64()
-                    .filter(|top| *top <= MAX_TOP_LOGPROBS as u64)
-                    .ok_or_else(|| wrong("logprobs"))?;
-                Ok(Some(top as usize))
+                let top = whole(top).and_then(|top| usize::try_from(top).ok());
+                top.filter(|top| *top <= MAX_TOP_LOGPROBS).map(Some).ok_or_else(|| wrong("logprobs"))
             }
             Some(_) => Err(ApiError::field("logprobs", "logprobs is true, false or a number")),
         }
@@ -160,6 +158,7 @@ mod tests {
         );
         let logprobs = |json| request(json).sampling(9, || 7).unwrap().logprobs;
         assert_eq!((logprobs(r#"{"top_logprobs": 0}"#), logprobs(r#"{"top_logprobs": null}"#)), (None, None));
+        assert_eq!((logprobs(r#"{"logprobs": 5}"#), logprobs(r#"{"logprobs": 5.0}"#)), (Some(5), Some(5)));
         let top_p = |json| request(json).sampling(9, || 7).unwrap().top_p;
         assert_eq!((top_p(r#"{"top_p": 0}"#), top_p(r#"{"top_p": 0.5}"#)), (f32::MIN_POSITIVE, 0.5));
         for (json, most) in [
@@ -167,6 +166,7 @@ mod tests {
             (r#"{"max_completion_tokens": -1, "max_tokens": 5}"#, 5),
             (r#"{"max_completion_tokens": 4, "max_tokens": 5}"#, 4),
             (r#"{"n_predict": 4}"#, 4),
+            (r#"{"max_tokens": 5.0}"#, 5),
             (r#"{"n_predict": 4, "max_tokens": 5}"#, 5),
         ] {
             assert_eq!(request(json).sampling(9, || 7).unwrap().max_tokens, most, "{json}");
@@ -198,6 +198,8 @@ mod tests {
             request.structured_output().map(|output| output.map(|(_, output)| output))
         };
         let schema = json!({"type": "integer"});
+        let object = json!({"type": "object", "properties": {"a": schema}});
+        let closed = json!({"type": "object", "properties": {"a": schema}, "additionalProperties": false});
         for (given, expected) in [
             (json!({"response_format": {"type": "text"}}), None),
             (json!({"response_format": null}), None),
@@ -205,6 +207,14 @@ mod tests {
             (
                 json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": true, "schema": schema}}}),
                 Some(StructuredOutput::JsonSchema(schema.clone())),
+            ),
+            (
+                json!({"response_format": {"type": "json_schema", "json_schema": {"strict": true, "schema": object}}}),
+                Some(StructuredOutput::JsonSchema(closed)),
+            ),
+            (
+                json!({"response_format": {"type": "json_schema", "json_schema": {"strict": false, "schema": object}}}),
+                Some(StructuredOutput::JsonSchema(object.clone())),
             ),
             (
                 json!({"response_format": {"type": "json_object", "schema": schema}}),

@@ -1,20 +1,28 @@
 //! The tools that a request lets the model call, and whether it must.
 
-use refrain::engine::{Engine, StructuredOutput, without_unreadable};
+use refrain::engine::{Engine, StructuredOutput, with_closed_objects, without_unreadable};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, OneOfBuilder, Schema, Type};
 
+use super::objects::read_from_objects;
 use crate::api_error::{ApiError, Result};
 
 /// Most tools of a request.
 const MAX_TOOLS: usize = 128;
+/// The choices that are objects, in the notations of chats and of responses.
+const CHOICES: &str = concat!(
+    r#"{"type": "function", "function": {"name": "..."}} (in a response {"type": "function", "name": "..."}), "#,
+    r#"or {"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}} "#,
+    r#"(in a response {"type": "allowed_tools", "mode": "...", "tools": [...]}), whose tools are functions as above"#
+);
 /// Most characters of a tool's name.
 pub(crate) const MAX_TOOL_NAME: usize = 64;
 
 /// A tool that the model may call.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 pub(crate) struct ToolDefinition {
     /// `function`
     #[serde(default, rename = "type")]
@@ -26,6 +34,7 @@ pub(crate) struct ToolDefinition {
 }
 
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 pub(crate) struct FunctionDefinition {
     /// Letters, digits, `_` and `-`.
     #[serde(default)]
@@ -33,7 +42,7 @@ pub(crate) struct FunctionDefinition {
     pub(crate) name: String,
     #[serde(default)]
     pub(crate) description: Option<String>,
-    /// The JSON Schema of the arguments, which are an object.
+    /// The JSON Schema of the arguments, which are an object; without it they are empty.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     pub(crate) parameters: Option<Value>,
@@ -41,6 +50,8 @@ pub(crate) struct FunctionDefinition {
     #[serde(default, rename = "strict")]
     pub(crate) _strict: Option<bool>,
 }
+
+read_from_objects!(ToolDefinition, FunctionDefinition);
 
 /// Schema of `tool_choice`, which is read as any value so that a wrong one gets a clear error.
 pub(in crate::api) fn tool_choice_schema() -> Schema {
@@ -77,7 +88,7 @@ impl ToolUse {
         choice: Option<&Value>,
         parallel: Option<bool>,
     ) -> Result<Option<ToolUse>> {
-        let names = names(tools)?;
+        let mut names = names(tools)?;
         let wrong = |message: String| Err(ApiError::field("tool_choice", message));
         let must = match choice {
             None | Some(Value::Null) => Must::Nothing,
@@ -89,12 +100,17 @@ impl ToolUse {
                     return wrong(format!("{other:?} is no choice: none, auto, required or a function"));
                 }
             },
-            Some(choice) => match (choice["type"].as_str(), choice["function"]["name"].as_str()) {
-                (Some("function"), Some(name)) => Must::Tool(name.to_owned()),
-                _ => {
-                    let form = r#"{"type": "function", "function": {"name": "..."}}"#;
-                    return wrong(format!("tool_choice is none, auto, required or {form}"));
+            Some(choice) => match (function_name(choice), allowed_tools(choice)) {
+                (Some(name), _) => Must::Tool(name.to_owned()),
+                (None, Some((must, allowed))) => {
+                    if let Some(name) = allowed.iter().find(|name| !names.iter().any(|known| known == *name))
+                    {
+                        return wrong(format!("there is no tool {name:?} among tools"));
+                    }
+                    names.retain(|name| allowed.contains(&name.as_str()));
+                    must
                 }
+                (None, None) => return wrong(format!("tool_choice is none, auto, required, {CHOICES}")),
             },
         };
         match &must {
@@ -107,7 +123,8 @@ impl ToolUse {
         if names.is_empty() {
             return Ok(None);
         }
-        let tools = tools.iter().map(ToolDefinition::as_json).collect();
+        let tools = tools.iter().filter(|tool| names.contains(&tool.function.name));
+        let tools = tools.map(ToolDefinition::as_json).collect();
         // Clients that name a function read one call of it.
         let parallel = parallel.unwrap_or(!matches!(must, Must::Tool(_)));
         Ok(Some(ToolUse { tools, names, must, parallel }))
@@ -138,7 +155,7 @@ impl ToolUse {
         let readable = |tool: &Value| {
             let mut tool = tool.clone();
             let parameters = &mut tool["function"]["parameters"];
-            *parameters = without_unreadable(parameters.take());
+            *parameters = with_closed_objects(without_unreadable(parameters.take()));
             tool
         };
         let tools: Vec<Value> = self.tools.iter().map(readable).collect();
@@ -160,6 +177,23 @@ impl ToolDefinition {
         function["parameters"] = parameters.clone().unwrap_or_else(none);
         json!({ "type": "function", "function": function })
     }
+}
+
+/// The name of the function that a choice names.
+fn function_name(choice: &Value) -> Option<&str> {
+    choice["function"]["name"].as_str().filter(|_| choice["type"] == "function")
+}
+
+/// What an answer must call where a choice is of `allowed_tools`, and their names.
+fn allowed_tools(choice: &Value) -> Option<(Must, Vec<&str>)> {
+    let allowed = Some(&choice["allowed_tools"]).filter(|_| choice["type"] == "allowed_tools")?;
+    let must = match allowed["mode"].as_str()? {
+        "auto" => Must::Nothing,
+        "required" => Must::Any,
+        _ => return None,
+    };
+    let names = allowed["tools"].as_array()?.iter().map(function_name).collect::<Option<_>>()?;
+    Some((must, names))
 }
 
 /// The names of tools.
@@ -204,6 +238,38 @@ mod tests {
     fn tool_use(tools: Value, choice: Value) -> Result<Option<ToolUse>> {
         let tools: Vec<ToolDefinition> = serde_json::from_value(tools).unwrap();
         ToolUse::of(&tools, Some(&choice), None)
+    }
+
+    #[test]
+    fn a_choice_of_allowed_tools_leaves_these() {
+        let tool = |name: &str| json!({ "type": "function", "function": { "name": name } });
+        let tools = json!([tool("torque"), tool("count_spokes"), tool("true_wheel")]);
+        let choice = |mode: &str, names: &[&str]| {
+            let allowed: Vec<Value> = names.iter().map(|name| tool(name)).collect();
+            json!({ "type": "allowed_tools", "allowed_tools": { "mode": mode, "tools": allowed } })
+        };
+        for (mode, is_forced) in [("auto", false), ("required", true)] {
+            let left = tool_use(tools.clone(), choice(mode, &["true_wheel", "torque"])).unwrap().unwrap();
+            assert_eq!(
+                (left.is_forced(), left.names.as_slice()),
+                (is_forced, &["torque", "true_wheel"].map(str::to_owned)[..])
+            );
+            let told = left.tools.iter().map(|tool| tool["function"]["name"].as_str());
+            assert!(told.eq([Some("torque"), Some("true_wheel")]));
+        }
+        assert_eq!(tool_use(tools.clone(), choice("auto", &[])).unwrap(), None);
+        for (wrong, reason) in [
+            (choice("required", &[]), "no tools to call"),
+            (choice("auto", &["other"]), "no tool \"other\""),
+            (choice("none", &["torque"]), "\"mode\": \"auto\" or \"required\""),
+            (json!({ "type": "allowed_tools", "mode": "auto", "tools": [] }), "\"allowed_tools\": {"),
+        ] {
+            let error = tool_use(tools.clone(), wrong.clone()).unwrap_err();
+            assert!(
+                error.param.as_deref() == Some("tool_choice") && error.message.contains(reason),
+                "{wrong} {error}"
+            );
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::api::messages::ChatMessage;
+use crate::api::request::read_from_objects;
 use crate::api_error::{ApiError, Result};
 
 /// A question, or the items of a conversation.
@@ -20,6 +21,7 @@ pub(super) enum ResponseInput {
 
 /// A message, a call of a function, or its output.
 #[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 pub(super) struct InputItem {
     /// `message`, which is the default, `function_call` or `function_call_output`.
     #[serde(default, rename = "type")]
@@ -52,13 +54,18 @@ enum ItemContent {
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 struct ItemPart {
-    /// `input_text` or `output_text`
+    /// `input_text` or `output_text`, or of the assistant `refusal`.
     #[serde(rename = "type")]
     kind: String,
     #[serde(default)]
     text: Option<String>,
+    #[serde(default)]
+    refusal: Option<String>,
 }
+
+read_from_objects!(InputItem, ItemPart);
 
 impl InputItem {
     /// A user's message.
@@ -96,7 +103,7 @@ impl Messages {
                     let role = item.role.ok_or_else(|| missing("role"))?;
                     let content = item.content.ok_or_else(|| missing("content"))?;
                     calls = role == "assistant";
-                    let text = content.text().map_err(|message| wrong("content", &message))?;
+                    let text = content.text(calls).map_err(|message| wrong("content", &message))?;
                     messages.push(Some(index), ChatMessage::said(&role, text));
                 }
                 "function_call" => {
@@ -115,7 +122,7 @@ impl Messages {
                 "function_call_output" => {
                     let id = item.call_id.ok_or_else(|| missing("call_id"))?;
                     let output = item.output.ok_or_else(|| missing("output"))?;
-                    let text = output.text().map_err(|message| wrong("output", &message))?;
+                    let text = output.text(false).map_err(|message| wrong("output", &message))?;
                     messages.push(Some(index), ChatMessage::result(id, text));
                 }
                 other => {
@@ -147,7 +154,7 @@ impl Messages {
         let named = match param.as_str() {
             "messages" => "input".to_owned(),
             "response_format" => "text.format".to_owned(),
-            "max_tokens" | "max_completion_tokens" => "max_output_tokens".to_owned(),
+            "max_tokens" | "max_completion_tokens" => return error.renamed("max_output_tokens"),
             tool if tool.starts_with("tools[") => tool.replace(".function", ""),
             other => of_message().unwrap_or_else(|| other.to_owned()),
         };
@@ -156,15 +163,16 @@ impl Messages {
 }
 
 impl ItemContent {
-    /// The text of all parts, with line breaks between them; an error is its message.
-    fn text(self) -> std::result::Result<String, String> {
+    /// The text of all parts, which may be refusals where they are the assistant's, with line breaks between them; an error is its message.
+    fn text(self, is_assistants: bool) -> std::result::Result<String, String> {
         let parts = match self {
             ItemContent::Text(text) => return Ok(text),
             ItemContent::Parts(parts) => parts,
         };
-        let text = |part: ItemPart| match (part.kind.as_str(), part.text) {
-            ("input_text" | "output_text" | "text", Some(text)) => Ok(text),
-            (kind, _) => Err(format!("content of type {kind:?} is not supported: text alone is")),
+        let text = |part: ItemPart| match (part.kind.as_str(), part.text, part.refusal) {
+            ("input_text" | "output_text" | "text", Some(text), _) => Ok(text),
+            ("refusal", _, Some(text)) if is_assistants => Ok(text),
+            (kind, ..) => Err(format!("content of type {kind:?} is not supported: text alone is")),
         };
         Ok(parts.into_iter().map(text).collect::<std::result::Result<Vec<String>, String>>()?.join("\n"))
     }
@@ -187,7 +195,7 @@ mod tests {
             { "role": "developer", "content": "Say Nm." },
             { "role": "user", "content": [{ "type": "input_text", "text": "How" }, { "type": "input_text", "text": "tight?" }] },
             { "type": "message", "id": "msg_1", "status": "completed", "role": "assistant",
-              "content": [{ "type": "output_text", "text": "I look.", "annotations": [] }] },
+              "content": [{ "type": "output_text", "text": "I look.", "annotations": [] }, { "type": "refusal", "refusal": "Sorry." }] },
             { "type": "function_call", "id": "fc_1", "call_id": "a", "name": "torque", "arguments": "{\"bolt\": \"stem\"}" },
             { "type": "function_call", "call_id": "b", "name": "torque", "arguments": "{\"bolt\": \"se" },
             { "type": "function_call_output", "call_id": "a", "output": "5" },
@@ -203,7 +211,12 @@ mod tests {
             .collect();
         assert_eq!(
             turns,
-            [("user", "How\ntight?", 0), ("assistant", "I look.", 2), ("tool", "5", 0), ("tool", "7", 0)]
+            [
+                ("user", "How\ntight?", 0),
+                ("assistant", "I look.\nSorry.", 2),
+                ("tool", "5", 0),
+                ("tool", "7", 0)
+            ]
         );
         assert_eq!(conversation.turns[3].name.as_deref(), Some("torque"));
         let arguments = conversation.turns[1].tool_calls.iter().map(|call| call.arguments.clone());
@@ -230,6 +243,10 @@ mod tests {
             (json!({ "type": "reasoning" }), "input[0].type"),
             (json!({ "type": "item_reference", "id": "msg_1" }), "input[0].type"),
             (json!({ "role": "user", "content": [{ "type": "input_image" }] }), "input[0].content"),
+            (
+                json!({ "role": "user", "content": [{ "type": "refusal", "refusal": "x" }] }),
+                "input[0].content",
+            ),
             (json!({ "type": "function_call", "name": "f" }), "input[0].call_id"),
             (json!({ "type": "function_call_output", "call_id": "a" }), "input[0].output"),
         ] {

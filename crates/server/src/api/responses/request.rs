@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 use super::input::{InputItem, Messages, ResponseInput};
 use crate::api::request::{
     CompletionRequest, Documents, FunctionDefinition, NamedSchema, RefrainOptions, ResponseFormat,
-    ToolDefinition, null_is_default, tool_choice_schema,
+    ToolDefinition, null_is_default, read_from_objects, tool_choice_schema, whole_number, write_as_derived,
 };
 use crate::api_error::{ApiError, Result};
 use crate::body::parsed_bytes;
@@ -17,6 +17,7 @@ use crate::body::parsed_bytes;
 /// A request for a response. Unknown fields are ignored. OpenAI's fields that are not supported are refused by name. Nothing is stored,
 /// so that a conversation goes on with all of its items in `input`.
 #[derive(Debug, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 pub(in crate::api) struct ResponsesRequest {
     /// The model's name as in `/v1/models`.
     pub(super) model: Option<String>,
@@ -27,7 +28,7 @@ pub(in crate::api) struct ResponsesRequest {
     pub(super) instructions: Option<String>,
     /// The functions that the model may call, 128 at most.
     pub(super) tools: Option<Vec<FunctionTool>>,
-    /// `none`, `auto`, `required`, or `{"type": "function", "name"}`.
+    /// `none`, `auto`, `required`, `{"type": "function", "name"}`, or `{"type": "allowed_tools", "mode", "tools"}`.
     #[schema(schema_with = tool_choice_schema)]
     pub(super) tool_choice: Option<Value>,
     /// Whether an answer may have several calls.
@@ -36,6 +37,7 @@ pub(in crate::api) struct ResponsesRequest {
     pub(super) text: Option<TextOptions>,
     reasoning: Option<ReasoningOptions>,
     /// Most tokens of the answer; by default, and where it is -1, what the context and the server's memory leave.
+    #[serde(default, deserialize_with = "whole_number")]
     #[schema(minimum = -1)]
     pub(super) max_output_tokens: Option<i64>,
     /// 0 takes the most likely token.
@@ -45,6 +47,7 @@ pub(in crate::api) struct ResponsesRequest {
     #[schema(minimum = 0, maximum = 1, default = 1)]
     pub(super) top_p: Option<f32>,
     /// As in a chat.
+    #[serde(default, deserialize_with = "whole_number")]
     seed: Option<i64>,
     /// Whether the response is sent as server-sent events.
     pub(super) stream: Option<bool>,
@@ -76,6 +79,7 @@ pub(in crate::api) struct ResponsesRequest {
 
 /// A function that the model may call.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+#[serde(remote = "Self")]
 pub(super) struct FunctionTool {
     /// `function`
     #[serde(default)]
@@ -86,7 +90,7 @@ pub(super) struct FunctionTool {
     name: String,
     #[serde(default)]
     description: Option<String>,
-    /// The JSON Schema of the arguments, which are an object.
+    /// The JSON Schema of the arguments, which are an object; without it they are empty.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     parameters: Option<Value>,
@@ -109,6 +113,7 @@ struct ReasoningOptions {
 
 /// What the text of a response looks like.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
+#[serde(remote = "Self")]
 pub(super) struct TextOptions {
     #[serde(default, deserialize_with = "null_is_default")]
     #[schema(default = json!({ "type": "text" }))]
@@ -116,7 +121,7 @@ pub(super) struct TextOptions {
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(remote = "Self", tag = "type", rename_all = "snake_case")]
 pub(super) enum TextFormat {
     /// Any text.
     #[default]
@@ -136,9 +141,13 @@ pub(super) struct SchemaFormat {
     description: Option<String>,
     #[schema(value_type = Object)]
     schema: Value,
+    /// Whether objects that name their `properties`, and do not say whether there may be others, have no others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     strict: Option<bool>,
 }
+
+read_from_objects!(ResponsesRequest, FunctionTool, TextOptions, TextFormat);
+write_as_derived!(FunctionTool, TextOptions, TextFormat);
 
 impl ResponsesRequest {
     /// The request as one of a chat, with where its messages stand in `input`.
@@ -246,8 +255,8 @@ impl TextFormat {
         match self {
             TextFormat::Text => ResponseFormat::Text,
             TextFormat::JsonObject => ResponseFormat::JsonObject { schema: None },
-            TextFormat::JsonSchema(SchemaFormat { schema, .. }) => ResponseFormat::JsonSchema {
-                json_schema: Some(NamedSchema::of(schema.clone())),
+            TextFormat::JsonSchema(SchemaFormat { schema, strict, .. }) => ResponseFormat::JsonSchema {
+                json_schema: Some(NamedSchema::of(schema.clone(), *strict)),
                 schema: None,
             },
         }
@@ -256,8 +265,12 @@ impl TextFormat {
 
 /// A choice of tools as a chat writes it.
 fn tool_choice(choice: &Value) -> Value {
-    match (choice["type"].as_str(), choice["name"].as_str()) {
-        (Some("function"), Some(name)) => json!({ "type": "function", "function": { "name": name } }),
+    match (choice["type"].as_str(), choice["name"].as_str(), choice["tools"].as_array()) {
+        (Some("function"), Some(name), _) => json!({ "type": "function", "function": { "name": name } }),
+        (Some("allowed_tools"), _, Some(tools)) => {
+            let tools: Vec<Value> = tools.iter().map(tool_choice).collect();
+            json!({ "type": "allowed_tools", "allowed_tools": { "mode": choice["mode"], "tools": tools } })
+        }
         _ => choice.clone(),
     }
 }
