@@ -1,6 +1,6 @@
 //! NVIDIA GPUs as a device: kernels in CUDA C++ behind a seam, which CUDA's driver runs on a GPU and an emulator on the CPU.
 //!
-//! [`CudaDevice`] is the device, over any [`Driver`]. With the feature `emulate`, [`Emulated`] is a driver that runs the sources of the kernels
+//! [`CudaDevice`] is the device, over any [`Driver`]. With the feature `emulate`, `Emulated` is a driver that runs the sources of the kernels
 //! on emulated threads, so that tests need no GPU.
 
 mod device;
