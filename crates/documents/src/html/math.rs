@@ -22,7 +22,7 @@ struct Element {
     name: String,
     /// Number of the children that have begun.
     children: usize,
-    /// Where its text begins, behind a parenthesis, if it is an operand of the element around it or of a root.
+    /// The place at which its text begins, behind a parenthesis; none unless it is an operand of the element around it or of a root.
     operand: Option<usize>,
 }
 

@@ -25,7 +25,7 @@ pub(super) struct Maps {
 
 /// The characters of a font by their codes.
 pub(super) enum Characters {
-    /// Those of the glyphs of its collection.
+    /// The characters of its collection's glyphs.
     Collection {
         glyphs: Rc<CMap>,
         characters: Rc<CMap>,

@@ -19,7 +19,7 @@ pub(crate) struct PrefillStats {
     pub(crate) final_rows: Vec<u32>,
     /// Positions that were read from the cache at one layer at least.
     pub(crate) cached_tokens: usize,
-    /// Those of them, behind the prefix cache's, that were not computed at the last layer.
+    /// Positions behind the prefix cache's that were read at one layer and were not computed at the last one.
     pub(crate) reused_tokens: usize,
     /// Positions that were neither read nor computed.
     pub(crate) left_out_tokens: usize,

@@ -220,7 +220,7 @@ impl ObjectScanner {
         self.fields.iter().map(|(key, _)| key.clone()).chain(last)
     }
 
-    /// Where the key begins that is being read.
+    /// The place at which the key that is being read begins.
     pub(super) fn open_key(&self) -> Option<usize> {
         (self.key.is_empty() && self.key.start > 0).then_some(self.key.start)
     }

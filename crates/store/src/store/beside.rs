@@ -8,7 +8,7 @@ impl Store {
     /// chunks that are not pinned go until `bytes` have gone, and `write` runs once more.
     ///
     /// # Errors
-    /// Those of `write`.
+    /// The errors of `write`.
     pub fn write_beside<T, E>(
         &self,
         bytes: u64,

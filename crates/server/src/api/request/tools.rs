@@ -184,7 +184,7 @@ fn function_name(choice: &Value) -> Option<&str> {
     choice["function"]["name"].as_str().filter(|_| choice["type"] == "function")
 }
 
-/// What an answer must call where a choice is of `allowed_tools`, and their names.
+/// The calls that a choice of `allowed_tools` asks for, and the names of these tools.
 fn allowed_tools(choice: &Value) -> Option<(Must, Vec<&str>)> {
     let allowed = Some(&choice["allowed_tools"]).filter(|_| choice["type"] == "allowed_tools")?;
     let must = match allowed["mode"].as_str()? {
